@@ -203,24 +203,11 @@ def plain_headers(filesystem: Any) -> dict[str, str] | None:
     """The headers that an fsspec file system sends, if that is all that is asked of it beside
     the plain; None: it is not.
     """
-    protocols = (
-        filesystem.protocol
-        if isinstance(filesystem.protocol, tuple | list)
-        else (filesystem.protocol,)
-    )
-    kwargs = dict(getattr(filesystem, "kwargs", {}))
-    headers = kwargs.pop("headers", {})
-    if (
-        "http" not in protocols
-        or type(filesystem).__name__ != "HTTPFileSystem"
-        or kwargs
-        or getattr(filesystem, "client_kwargs", None)
-    ):
+    if type(filesystem).__name__ != "HTTPFileSystem":
         return None
-    if (
-        urllib.request.getproxies()
-        or getattr(getattr(filesystem, "get_client", None), "__module__", "")
-        != "fsspec.implementations.http"
-    ):
+    options = dict(filesystem.kwargs)
+    headers = dict(options.pop("headers", {}))
+    is_own = filesystem.get_client.__module__ == "fsspec.implementations.http"
+    if options or filesystem.client_kwargs or not is_own or urllib.request.getproxies():
         return None
-    return dict(headers)
+    return headers
