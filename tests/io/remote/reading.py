@@ -1,5 +1,6 @@
 """Ranges one by one, as tests write them down."""
 
+import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -7,7 +8,6 @@ from typing import Any, NamedTuple
 from headrace.io.files import Version
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote.client import Remote
-from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
 
 
@@ -18,13 +18,6 @@ class Range(NamedTuple):
     start: int
     stop: int
     version: Version | None = None
-
-
-def remote_of_url(
-    url: str, storage_options: dict[str, Any] | None = None, **options: Any
-) -> Remote:
-    """The server of a URL."""
-    return Remote(url, RemoteOptions(storage_options, **options))
 
 
 def versions_of(remote: Remote, urls: Sequence[str]) -> list[Version]:
@@ -39,6 +32,19 @@ def read(files: Remote | RemoteFiles, wanted: Sequence[Range]) -> list[bytes]:
     if isinstance(files, RemoteFiles):
         return files.read_each(ranges)
     return [bytes(data) for data in files.run(files.fetch(ranges, versions))]
+
+
+def some(
+    urls: Sequence[str], size: int, seed: int = 1, count: int = 12, version: Version | None = None
+) -> list[Range]:
+    """Ranges here and there in files of that size."""
+    draws = random.Random(seed)
+    ranges: list[Range] = []
+    for _ in range(count):
+        start = draws.randrange(size)
+        stop = min(size, start + draws.choice([0, 1, 700, 90_000]))
+        ranges.append(Range(draws.choice(urls), start, stop, version))
+    return ranges
 
 
 def in_threads(count: int, work: Callable[[int], Any]) -> list[Any]:

@@ -1,8 +1,8 @@
 """Fetching: the right bytes, or an error in time, whatever the server does."""
 
+import functools
 import random
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,9 +10,10 @@ import pytest
 from headrace import ConfigError
 from headrace.errors import DataNotFoundError, RemoteError
 from headrace.io.remote import client as module, requests
-from headrace.io.remote.client import Remote
+from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote.requests import retry_after
-from tests.io.remote.reading import Range, in_threads, read, remote_of_url, versions_of
+from tests.io.remote import reading
+from tests.io.remote.reading import Range, in_threads, read, versions_of
 from tests.servers.ranges import RangeServer
 
 SIZE = 3_000_000
@@ -20,30 +21,13 @@ CONTENT = {name: random.Random(name).randbytes(SIZE) for name in ("a.bin", "b.bi
 
 
 @pytest.fixture
-def remote_of(server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def remote_of(server: RangeServer, remote_of: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(module, "_WAIT", 0.002)
-    made: list[Remote] = []
-
-    def make(**options: Any) -> Remote:
-        made.append(remote_of_url(server.url + "/a.bin", **{"deadline": 30, **options}))
-        return made[-1]
-
-    yield make
-    for remote in made:
-        remote.close()
+    return functools.partial(remote_of, server.url + "/a.bin")
 
 
 def some(server: RangeServer, seed: int, count: int = 40) -> list[Range]:
-    draws = random.Random(seed)
-    starts = [draws.randrange(SIZE) for _ in range(count)]
-    return [
-        Range(
-            f"{server.url}/{draws.choice(list(CONTENT))}",
-            start,
-            min(SIZE, start + draws.choice([0, 1, 700, 90_000])),
-        )
-        for start in starts
-    ]
+    return reading.some([f"{server.url}/{name}" for name in CONTENT], SIZE, seed, count)
 
 
 def right(ranges: list[Range]) -> list[bytes]:
@@ -166,9 +150,9 @@ def test_many_threads(server: RangeServer, remote_of: Any) -> None:
 def test_options_that_make_no_sense() -> None:
     for name, value in (("retries", -1), ("retries", True), ("deadline", 0)):
         with pytest.raises(ConfigError, match=name):
-            remote_of_url("memory://x", **{name: value})
+            RemoteOptions(**{name: value})
     with pytest.raises(ConfigError, match="deadline"):
-        remote_of_url("memory://x", deadline=float("inf"))
+        RemoteOptions(deadline=float("inf"))
 
 
 def test_retry_after() -> None:

@@ -17,7 +17,7 @@ from headrace import HDF5Dataset, StreamingDataset, TextDataset, ZarrDataset, op
 from headrace.errors import ConfigError, RemoteError
 from headrace.io.remote import client as module
 from headrace.io.remote.requests import judged
-from tests.io.remote.reading import Range, read, remote_of_url
+from tests.io.remote.reading import Range, read
 from tests.servers.plain import plain_server
 from tests.servers.ranges import RangeServer
 
@@ -50,12 +50,14 @@ def test_credentials_of_a_bucket_s_url_are_refused_unseen() -> None:
     assert "hunter2" not in str(caught.value)
 
 
-def test_server_that_answered_may_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_that_answered_may_restart(
+    tmp_path: Path, remote_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "_WAIT", 0.001)
     (tmp_path / "a.bin").write_bytes(b"bytes")
     with RangeServer(tmp_path) as server:
         url = f"{server.url}/a.bin"
-        remote = remote_of_url(url, retries=6)
+        remote = remote_of(url, retries=6)
         assert read(remote, [Range(url, 0, 5)]) == [b"bytes"]
     copied = pickle.loads(pickle.dumps(remote))  # as it travels to a worker
     for one in (remote, copied):

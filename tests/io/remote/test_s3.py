@@ -1,5 +1,6 @@
 """S3: what lies there is read as what lies here. Against moto's server, through s3fs."""
 
+import functools
 import os
 import random
 from collections.abc import Iterator
@@ -14,12 +15,12 @@ pytest.importorskip("moto", reason="the extra `test` is not installed")
 from headrace import ImageDataset, StreamingDataset, TextDataset
 from headrace.errors import AccessError, DataNotFoundError, FileChangedError
 from headrace.io.files import Version
-from headrace.io.remote.client import Remote
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import BLOCK, RemoteFiles
 from headrace.testing.contract import same
 from tests.data.gallery import gallery_at, write_gallery
-from tests.io.remote.reading import Range, read, remote_of_url, versions_of
+from tests.io.remote import reading
+from tests.io.remote.reading import Range, read, versions_of
 from tests.servers.s3 import S3Server
 
 pytestmark = pytest.mark.slow
@@ -56,33 +57,12 @@ def server(running: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 
 @pytest.fixture
-def remote_of(server: S3Server) -> Iterator[Any]:
-    made: list[Remote] = []
-
-    def make(
-        options: dict[str, Any] | None = None, url: str = "s3://one/a.bin", **more: Any
-    ) -> Remote:
-        made.append(
-            remote_of_url(
-                url,
-                server.options if options is None else options,
-                **{"deadline": 30, "retries": 2, **more},
-            )
-        )
-        return made[-1]
-
-    yield make
-    for remote in made:
-        remote.close()
+def remote_of(server: S3Server, remote_of: Any) -> Any:
+    return functools.partial(remote_of, "s3://one/a.bin", storage_options=server.options, retries=2)
 
 
 def some(version: Version | None = None, url: str = "s3://one/a.bin") -> list[Range]:
-    draws = random.Random(1)
-    starts = [draws.randrange(SIZE) for _ in range(12)]
-    return [
-        Range(url, start, min(SIZE, start + draws.choice([0, 1, 700, 90_000])), version)
-        for start in starts
-    ]
+    return reading.some([url], SIZE, version=version)
 
 
 def right(ranges: list[Range]) -> list[bytes]:
@@ -123,7 +103,7 @@ def test_credentials(server: S3Server, remote_of: Any, monkeypatch: pytest.Monke
     user = server.user()
     server.guard()
     place = {"endpoint_url": server.url}
-    good = remote_of({**user, **place})
+    good = remote_of(storage_options={**user, **place})
     version = versions_of(good, ["s3://one/a.bin"])[0]
     assert read(good, some(version)) == right(some(version))
 
@@ -133,7 +113,7 @@ def test_credentials(server: S3Server, remote_of: Any, monkeypatch: pytest.Monke
         {"anon": True},
         {"anon": False},  # and none there
     ):
-        remote = remote_of({**wrong, **place}, retries=5)
+        remote = remote_of(storage_options={**wrong, **place}, retries=5)
         with pytest.raises(AccessError, match=r"s3://one/a\.bin.*storage_options") as caught:
             versions_of(remote, ["s3://one/a.bin"])
         assert not any(secret in str(caught.value) for secret in SECRETS)
@@ -144,7 +124,7 @@ def test_credentials(server: S3Server, remote_of: Any, monkeypatch: pytest.Monke
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", user["key"])
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", user["secret"])
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
-    assert read(remote_of({}), some(version)) == right(some(version))
+    assert read(remote_of(storage_options={}), some(version)) == right(some(version))
 
 
 def test_a_folder_of_a_bucket_that_is_not_ours(server: S3Server, tmp_path: Path) -> None:

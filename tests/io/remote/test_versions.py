@@ -20,7 +20,7 @@ from headrace.errors import FileChangedError, RemoteError
 from headrace.io.remote import client as module
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
-from tests.io.remote.reading import Range, read, remote_of_url, versions_of
+from tests.io.remote.reading import Range, read, versions_of
 from tests.servers.plain import served
 
 CONTENT = bytes(range(256)) * 2000
@@ -91,10 +91,8 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Answers, str]]:
 
 
 @pytest.fixture(params=[None, {"client_kwargs": {"trust_env": False}}], ids=["plain", "fsspec"])
-def remote(answers: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
-    remote = remote_of_url(f"{answers[1]}/a.bin", request.param, retries=2, deadline=20)
-    yield remote
-    remote.close()
+def remote(answers: Any, remote_of: Any, request: pytest.FixtureRequest) -> Any:
+    return remote_of(f"{answers[1]}/a.bin", storage_options=request.param, retries=2)
 
 
 def test_ranges_are_those_that_were_asked_for(answers: Any, remote: Any) -> None:
