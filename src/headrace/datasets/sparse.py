@@ -130,7 +130,14 @@ def _joined(values: list[Any], path: FieldPath) -> Any:
     is_csr = isinstance(first, torch.Tensor) and first.layout is torch.sparse_csr
     if not (is_csr or isinstance(first, SparseRow)):
         return USUAL
-    kinds = [_kind_of(value) for value in values]
+    kinds: list[tuple[Any, ...]] = []  # what all samples of a batch must have in common
+    for value in values:
+        if isinstance(value, SparseRow):
+            kinds.append((value.values.dtype,))
+        elif isinstance(value, torch.Tensor):
+            kinds.append((value.layout, value.dtype, value.shape[1:]))
+        else:
+            kinds.append(())
     for number, kind in enumerate(kinds):
         if kind != kinds[0]:
             raise CollateError(
@@ -147,34 +154,21 @@ def _joined(values: list[Any], path: FieldPath) -> Any:
     return to_batch(CSRRows.of(sizes, rows.indices, rows.values), first.shape[1], "csr")
 
 
-def _kind_of(value: Any) -> tuple[Any, ...]:
-    """What all samples of a batch must have in common."""
-    if isinstance(value, SparseRow):
-        return (value.values.dtype,)
-    if isinstance(value, torch.Tensor):
-        return value.layout, value.dtype, value.shape[1:]
-    return ()
-
-
 class RowsTogether(BatchReader):
     """Reads the rows of a batch together, also cached ones, and lays them out at once.
 
     Args:
         dataset: the dataset.
         collating: the collate function.
-        columns: number of columns of a row.
-        layout: layout of a batch.
+        decoder: says how many columns rows have, and how batches are laid out.
     """
 
     name = "rows read together, and laid out at once"
 
-    def __init__(
-        self, dataset: BaseDataset, collating: Collating, columns: int, layout: SparseLayout
-    ) -> None:
+    def __init__(self, dataset: BaseDataset, collating: Collating, decoder: SparseDecoder) -> None:
         self._dataset = dataset
         self._collating = collating
-        self._columns = columns
-        self._layout = layout
+        self._decoder = decoder
         self._is_direct = dataset.value_source.is_direct
 
     def read(self, request: BatchRequest) -> MadeBatch:
@@ -197,7 +191,7 @@ class RowsTogether(BatchReader):
                 return self._collating.batch_of(dataset, samples, made_of, request)
             rows = CSRRows.joined(values)
         start = time.perf_counter()
-        batch = to_batch(rows, self._columns, self._layout)
+        batch = to_batch(rows, self._decoder.columns, self._decoder.layout)
         reader.count_seconds("collate_seconds", start)
         return with_targets(dataset, batch, request)
 
@@ -244,7 +238,7 @@ class SparseDecoder(Decoder):
         if self.layout == "dense":
             fits = collating.stacks
         if fits:
-            return RowsTogether(dataset, collating, self.columns, self.layout)
+            return RowsTogether(dataset, collating, self)
         return None
 
 

@@ -198,12 +198,13 @@ class Tree(ABC):
     def _column(self, name: str) -> Column:
         column = Column(name, "")
         try:
-            column.sample = self.described(name)
+            shape = self.shape(name)
             dtype = self.dtype(name)
+            column.sample = f"{dtype} {list(shape)}"
             # of elements of any size at least
             itemsize = 1 if dtype.hasobject else dtype.itemsize
-            column.total = math.prod(self.shape(name)) * itemsize
-            if self.shape(name) and not self.opened.files.is_remote:
+            column.total = math.prod(shape) * itemsize
+            if shape and not self.opened.files.is_remote:
                 column = replace(self.reader(name).describe(name), sample=column.sample)
         except (HeadraceError, OSError, TypeError, ValueError) as error:
             column.read_by = f"can't be read: {one_line(error)}"

@@ -115,7 +115,7 @@ class Inflate(Codec):
 
     wbits: int = ZLIB
     name = "inflate"
-    adds: int | None = None
+    adds = None
 
     def decode(self, data: Bytes, size: int | None) -> Bytes:
         assert size is not None
@@ -140,22 +140,23 @@ class Unshuffle(Codec):
     name = "unshuffle"
 
     def decode(self, data: Bytes, size: int | None) -> Bytes:
-        flat, itemsize = np.frombuffer(_sized(data, size), np.uint8), self.itemsize
+        flat = np.frombuffer(_sized(data, size), np.uint8)
+        itemsize = self.itemsize
         count = len(flat) // itemsize
         if itemsize < 2 or count < 2:
             return flat
-        out, whole = np.empty_like(flat), count * itemsize
+        out = np.empty_like(flat)
+        whole = count * itemsize
         np.copyto(out[:whole].reshape(count, itemsize), flat[:whole].reshape(itemsize, count).T)
         out[whole:] = flat[whole:]
         return out
 
 
-@dataclass(frozen=True)
 class Fletcher32(Codec):
     """Checks and removes HDF5's checksum."""
 
     name = "fletcher32"
-    adds: int | None = 4
+    adds = 4
 
     def decode(self, data: Bytes, size: int | None) -> Bytes:
         import numcodecs
@@ -163,22 +164,17 @@ class Fletcher32(Codec):
         if len(data) < 4:
             raise FormatError("it is too short for its checksum")
         try:
-            return _sized(
-                np.frombuffer(
-                    numcodecs.Fletcher32().decode(np.frombuffer(data, np.uint8)), np.uint8
-                ),
-                size,
-            )
+            decoded = numcodecs.Fletcher32().decode(np.frombuffer(data, np.uint8))
+            return _sized(np.frombuffer(decoded, np.uint8), size)
         except RuntimeError as error:
             raise FormatError("wrong checksum (fletcher32), the file is damaged") from error
 
 
-@dataclass(frozen=True)
 class Crc32c(Codec):
     """Checks and removes Zarr's checksum."""
 
     name = "crc32c"
-    adds: int | None = 4
+    adds = 4
 
     def decode(self, data: Bytes, size: int | None) -> Bytes:
         import google_crc32c
@@ -194,12 +190,11 @@ class Crc32c(Codec):
 _local = threading.local()  # what zstandard has is used by one thread at a time
 
 
-@dataclass(frozen=True)
 class Zstd(Codec):
     """Zstandard, one frame, whose content size may be unknown."""
 
     name = "zstd"
-    adds: int | None = None
+    adds = None
 
     def decode(self, data: Bytes, size: int | None) -> Bytes:
         assert size is not None
@@ -217,12 +212,11 @@ class Zstd(Codec):
         return b""
 
 
-@dataclass(frozen=True)
 class Blosc(Codec):
     """Blosc 1 with any of its compressors."""
 
     name = "blosc"
-    adds: int | None = None
+    adds = None
 
     def decode(self, data: Bytes, size: int | None) -> Bytes:
         from numcodecs import blosc
