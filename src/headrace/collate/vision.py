@@ -69,13 +69,13 @@ class Normalization:
         Raises:
             ConfigError: the statistics have another number of channels.
         """
-        scale, shift = _host_factors(self, len(out), WHITE if pixels.dtype == np.uint8 else 1)
+        scale, shift = _factors(self, len(out), WHITE if pixels.dtype == np.uint8 else 1)
         values = out
         if out.dtype != np.float32:
             values = np.empty(out.shape, np.float32)
         np.copyto(values, pixels, casting="unsafe")
-        np.multiply(values, scale, out=values)
-        np.add(values, shift, out=values)
+        np.multiply(values, scale.numpy(), out=values)
+        np.add(values, shift.numpy(), out=values)
         if values is out:
             return
         is_plain = out.dtype == BFLOAT16 and pixels.dtype == np.uint8
@@ -150,19 +150,10 @@ def _factors(
 
 
 @functools.lru_cache(64)
-def _host_factors(
-    normalization: Normalization, channels: int, white: int
-) -> tuple[AnyArray, AnyArray]:
-    """The same as arrays."""
-    scale, shift = _factors(normalization, channels, white)
-    return scale.numpy(), shift.numpy()
-
-
-@functools.lru_cache(64)
 def _has_no_ties(normalization: Normalization, channels: int) -> bool:
     """True if no normalised uint8 lies halfway between two numbers of bfloat16."""
-    scale, shift = _host_factors(normalization, channels, WHITE)
-    numbers = np.arange(WHITE + 1, dtype=np.float32) * scale + shift
+    scale, shift = _factors(normalization, channels)
+    numbers = np.arange(WHITE + 1, dtype=np.float32) * scale.numpy() + shift.numpy()
     dropped = numbers.view(np.uint32) & 0xFFFF
     return not (dropped == 0x8000).any()
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.core.views import fingerprint_of_view
+from headrace.datasets.text.decoders import CHAT
 from headrace.datasets.text.text import TextDataset
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, SampleError
@@ -95,7 +96,7 @@ class TextContents(Contents):
             )
         super().check_options()
         chunks_for(options, Rows(STORE, np.dtype(np.int32), ()), 0)
-        if options.end_token is not None and self.dataset.is_of_chats:
+        if options.end_token is not None and self.dataset.document_unit == CHAT:
             raise ConfigError(
                 f"end_token={options.end_token} can't be given for chats, whose template ends each "
                 "turn: leave it out"
@@ -126,7 +127,8 @@ class TextContents(Contents):
     def source_sizes(self) -> IntArray:
         """Bytes of each document in the source: of its text, or its tokens."""
         if self._tokens is None:
-            return self.dataset.text_nbytes(self._chosen)
+            texts = self.dataset._tokenized
+            return texts.nbytes(self._chosen, self.dataset.sample_reader)
         edges: IntArray = self._tokens.short[0]
         return (edges[self._chosen + 1] - edges[self._chosen]) * self._tokens.dtype.itemsize
 

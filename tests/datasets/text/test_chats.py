@@ -150,7 +150,7 @@ class TestMessages:
     def test_a_null_field_holds_no_chat(self, tmp_path: Path) -> None:
         """As where records of both forms were joined."""
         path = write(tmp_path, json.dumps({"messages": None, "conversations": CHAT}), CHAT)
-        assert TextDataset(path, tokenizer=chat_tokenizer()).is_of_chats
+        assert TextDataset(path, tokenizer=chat_tokenizer()).document_unit == "chat"
         assert same(opened(path)[0], opened(path)[1])
 
     def test_a_field_callable_or_cell_of_messages(self, tmp_path: Path) -> None:
@@ -267,7 +267,8 @@ class TestSamples:
             assert learned(held[0]) == LEARNED
         rows = write(tmp_path / "rows", json.dumps({"text": "one", "messages": CHAT}))
         assert "labels" not in TextDataset(rows, tokenizer=CharTokenizer())[0]
-        assert not TextDataset(write(tmp_path / "bad", "{", "{"), tokenizer=tokenizer).is_of_chats
+        bad = TextDataset(write(tmp_path / "bad", "{", "{"), tokenizer=tokenizer)
+        assert bad.document_unit == "record"
 
     def test_batches_are_padded_by_both_ways(self, tmp_path: Path) -> None:
         class Own(TextCollator):
@@ -324,7 +325,7 @@ class TestBlocksAndPacks:
         pack(chats, target, shard_size=shard_size, workers=1, progress=False)
         assert not verify(target).bad
         packed = TextDataset(target)
-        assert packed.is_of_chats
+        assert packed.document_unit == "chat"
         assert packed.fingerprint == chats.fingerprint
         assert [same(packed[n], chats[n]) for n in range(len(packed))] == [True] * 9
         options: Any = {"packing": True, "max_length": 32}

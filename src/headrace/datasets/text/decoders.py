@@ -41,7 +41,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 }
 _OF_FILES = ("text_field", "labels", "delimiter")
 """Options that don't apply to a column of another container."""
-_OF_DOCUMENTS = (
+OF_DOCUMENTS = (
     *("unit", "column", "text_field", "target_field", "labels"),
     *("encoding", "errors", "chat_template", "delimiter"),
 )
@@ -149,17 +149,7 @@ class TextOptions:
             if value is not None:
                 raise ConfigError(f"{name}={value!r} does not apply to chats: leave it out")
 
-    def of_documents(self) -> TextOptions:
-        """The options of the same texts as whole documents, without targets."""
-        return replace(
-            self, max_length=None, target_field=None, stride=None, packing=False, end_token=None
-        )
-
-    def which_documents(self) -> dict[str, Any]:
-        """The options that decide which documents there are, by name."""
-        return {name: getattr(self, name) for name in _OF_DOCUMENTS}
-
-    def given(self, names: Sequence[str] = (*_OF_DOCUMENTS, "end_token")) -> dict[str, Any]:
+    def given(self, names: Sequence[str] = (*OF_DOCUMENTS, "end_token")) -> dict[str, Any]:
         """The options among `names` that were given. Default: those that packing has decided."""
         usual = {field.name: field.default for field in fields(self)}
         return {name: getattr(self, name) for name in names if getattr(self, name) != usual[name]}
@@ -297,7 +287,14 @@ class Texts(TextDecoder):
         blocks.
         """
         whole = copy.copy(self)
-        whole.options = self.options.of_documents()
+        whole.options = replace(
+            self.options,
+            max_length=None,
+            target_field=None,
+            stride=None,
+            packing=False,
+            end_token=None,
+        )
         whole.splits_targets = whole.always_pairs = False
         return whole
 

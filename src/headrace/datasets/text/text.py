@@ -27,6 +27,7 @@ from headrace.datasets.table import open_rows
 from headrace.datasets.text.chats import OPTIONS, SYSTEM, TOOLS, Chats
 from headrace.datasets.text.decoders import (
     CHAT,
+    OF_DOCUMENTS,
     TextDecoder,
     TextOptions,
     Texts,
@@ -41,7 +42,6 @@ from headrace.datasets.text.passes import (
     tokens_of,
     way_fingerprint,
 )
-from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, FormatError
 from headrace.formats.files import check_splits, folder_targets
 from headrace.formats.hdf5 import HDF5
@@ -59,7 +59,6 @@ from headrace.formats.tokens import (
     BlocksSource,
     DocumentsSource,
     PackedTokens,
-    TokensSource,
 )
 from headrace.formats.trees import open_trees
 from headrace.formats.zarr.stores import ZARR
@@ -247,22 +246,22 @@ class TextDataset(BaseDataset):
                 way = way_fingerprint(info.text.get("tokenizer"), info.text.get("end_token"))
                 fingerprint = f"{fingerprint}:{way}"
             name = info.text.get("unit", "file")
-            decoder = _decoder_of_tokens(packed, fingerprint, packed.location, name, texts)
             self.tokenizer = _tokenizer_of(packed)
             self.classes = list(info.classes or [])
-            targets = self._targets_of_parts(packed.targets, decoder, texts)
-        elif texts.is_in_parts:
-            which = texts.which_documents()
-            documents = TextDataset(data_path, tokenizer=self.tokenizer, **which, **reading)
-            decoder = _decoder_of_tokens(
-                *documents.tokens(end_token),
-                documents.sample_source.location,
-                documents.document_unit,
-                texts,
+            decoder, targets = _open_tokens(
+                packed, fingerprint, packed.location, name, packed.targets, texts
             )
+        elif texts.is_in_parts:
+            which = {name: getattr(texts, name) for name in OF_DOCUMENTS}
+            documents = TextDataset(data_path, tokenizer=self.tokenizer, **which, **reading)
             self._documents = documents
             self.classes = documents.classes
-            targets = self._targets_of_parts(documents.targets, decoder, texts)
+            tokens, fingerprint = documents.tokens(end_token)
+            where = documents.sample_source.location
+            name = documents.document_unit
+            decoder, targets = _open_tokens(
+                tokens, fingerprint, where, name, documents.targets, texts
+            )
         elif column is not None:
             decoder, targets, self.classes = _open_column(data_path, reach, texts, reading)
         else:
@@ -282,6 +281,8 @@ class TextDataset(BaseDataset):
                 reader = SampleReader(decoder.source, on_error, WorkerThreads())
                 targets, self.classes = targets_of(decoder, reader)
                 decoder.splits_targets = decoder.always_pairs = targets is None
+        if packing:
+            self.collate = None  # blocks have one length
         super().__init__(
             decoder.source,
             sample_decoder=decoder,
@@ -295,11 +296,6 @@ class TextDataset(BaseDataset):
     def class_to_idx(self) -> dict[str, int]:
         """Numbers of the classes by name."""
         return {name: number for number, name in enumerate(self.classes)}
-
-    @property
-    def is_of_chats(self) -> bool:
-        """True if the documents are chats, whose labels are the assistant's tokens."""
-        return self._decoder.is_marked
 
     @property
     def tokenizer_identity(self) -> str | None:
@@ -353,16 +349,6 @@ class TextDataset(BaseDataset):
         tokenizer = self.tokenizer_identity or self.tokenizer
         return describe_held(type(self), {**self._arguments, "tokenizer": tokenizer})
 
-    def _targets_of_parts(self, targets: Any, decoder: TextDecoder, options: TextOptions) -> Any:
-        """The targets of the samples: a window has that of its document, a block has none."""
-        if options.packing:
-            self.collate = None
-            return None
-        if options.stride is None:
-            return targets
-        numbers = decoder.source.document_of(np.arange(len(decoder.source)))
-        return targets_of_view(targets, numbers)
-
     # -- for packing
 
     def tokens(self, end_token: int | None = None) -> tuple[FileArrays, str]:
@@ -381,10 +367,6 @@ class TextDataset(BaseDataset):
         return documents.read(
             numbers, Access(self.sample_reader.another(), self._tokenized.uncut())
         )
-
-    def text_nbytes(self, numbers: IntArray) -> IntArray:
-        """Approximate bytes of the texts of some documents of the source ([n] int64)."""
-        return self._tokenized.nbytes(numbers, self.sample_reader)
 
     def record_targets(self) -> list[Any] | None:
         """The target of each record, if targets are of several types; else None."""
@@ -543,20 +525,23 @@ def _open_column(
 # -- stored tokens
 
 
-def _decoder_of_tokens(
+def _open_tokens(
     tokens: FileArrays | PackedTokens,
     fingerprint: str,
     where: Callable[[int], str],
     name: str,
+    targets: Any,
     options: TextOptions,
-) -> TextDecoder:
-    """Documents, windows or blocks of tokens.
+) -> tuple[TokensDecoder, Any]:
+    """Documents, windows or blocks of tokens, and their targets: a window has that of its document,
+    a block has none.
 
     Args:
         tokens: the tokens of all documents.
         fingerprint: that of the tokens, or of the documents.
         where: returns the location of a document.
         name: what a document is.
+        targets: the targets of the documents, or None.
         options: the options of the dataset.
 
     Raises:
@@ -564,13 +549,14 @@ def _decoder_of_tokens(
     """
     if name == CHAT:
         options.check_chats()
-    source: TokensSource
+    length = options.max_length
     if options.packing:
-        source = BlocksSource(tokens, fingerprint, where, options.max_length or 1)
-    else:
-        length = options.max_length
-        source = DocumentsSource(tokens, fingerprint, where, length, options.stride)
-    return TokensDecoder(source, name)
+        assert length is not None
+        return TokensDecoder(BlocksSource(tokens, fingerprint, where, length), name), None
+    source = DocumentsSource(tokens, fingerprint, where, length, options.stride)
+    if options.stride is not None:
+        targets = targets_of_view(targets, source.document_of(np.arange(len(source))))
+    return TokensDecoder(source, name), targets
 
 
 def _packed_tokens(
