@@ -8,12 +8,11 @@ may be forked.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import mmap
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,6 @@ from headrace.errors import ConfigError, FormatError
 from headrace.io.files import Fetch, HeldBytes
 
 Mask = npt.NDArray[np.bool_]
-_FEW = 32  # texts that are made one by one
 _IN_ONE_BUFFER = ("string", "large_string", "binary", "large_binary")
 
 
@@ -191,7 +189,7 @@ class Numbers(Column):
 
     def __init__(self, name: str, data: npt.NDArray[Any], valid: Mask | None) -> None:
         self._name = name
-        self._data = data
+        self._data = np.require(data, requirements="A")  # else `take` copies all of it
         self.valid = valid
 
     def take(self, rows: IntArray | slice | int) -> Any:
@@ -205,6 +203,8 @@ class Numbers(Column):
                 f"column {self._name!r} is null, and {self._data.dtype} has no null: fill it, or "
                 "leave the column out"
             )
+        if isinstance(rows, np.ndarray):
+            return self._data.take(rows, 0)  # in less time than by an index
         return self._data[rows]
 
     def value(self, row: int) -> Any:
@@ -212,67 +212,79 @@ class Numbers(Column):
 
 
 class Texts(Column):
-    """Texts, bytes, or nothing, in an array of pyarrow's. Those of a dictionary stay in it: decoded
-    they may take any memory.
+    """Texts or bytes, in the buffers of an array of pyarrow's. Those of a dictionary stay in it:
+    decoded they may take any memory.
     """
 
     def __init__(self, name: str, array: Any) -> None:
         pa = pyarrow()
         self._name = name
+        self._valid = _valid_of(array)
         self._codes: npt.NDArray[Any] | None = None
         if pa.types.is_dictionary(array.type):
-            self._codes = _flat(array.indices)
-            self._valid = _valid_of(array)
+            codes = _flat(array.indices)
+            if self._valid is not None:
+                codes = np.where(self._valid, codes, 0)
             array = array.dictionary
-        self._is_text = what_is(array.type) == "text"
+            is_in = (codes >= 0) & (codes < max(1, len(array)))
+            if not is_in.all():
+                raise FormatError(
+                    f"column {name!r} refers to item {codes[~is_in][0]:,} of its dictionary, which "
+                    f"has {len(array):,}: the file is damaged"
+                )
+            filled = _valid_of(array)
+            if filled is not None:
+                filled = filled[codes]
+                self._valid = filled if self._valid is None else self._valid & filled
+            self._codes = codes
+        is_text = what_is(array.type) == "text"
         if str(array.type) not in _IN_ONE_BUFFER:
-            array = array.cast(pa.large_string() if self._is_text else pa.large_binary())
-        self._items = array
-        self._filled = _valid_of(array)
+            array = array.cast(pa.large_string() if is_text else pa.large_binary())
         _, offsets, data = array.buffers()
         dtype = np.dtype(np.int64 if str(array.type).startswith("large") else np.int32)
-        self._offsets = np.zeros(1, dtype)
+        self._offsets = np.zeros(2, dtype)
         if len(array):
             start = array.offset * dtype.itemsize
             self._offsets = np.frombuffer(offsets, dtype, len(array) + 1, start)
-        self._data = memoryview(data or b"")
+        self._data: Any = memoryview(data or b"")
+        self._make: Callable[[Any], str | bytes] = bytes
+        if is_text:
+            try:  # of ASCII parts need no decoding
+                self._data = str(self._data[: self._offsets[-1]], "ascii")
+                self._make = str
+            except UnicodeDecodeError:
+                self._make = functools.partial(str, encoding="utf-8")
 
     def value(self, row: int) -> Any:
+        if self._valid is not None and not self._valid[row]:
+            return None
         item = row
         if self._codes is not None:
-            if self._valid is not None and not self._valid[row]:
-                return None
             item = self._codes.item(row)
-            if not 0 <= item < len(self._items):
-                raise FormatError(
-                    f"column {self._name!r} refers to item {item:,} of its dictionary, which has "
-                    f"{len(self._items):,}: the file is damaged"
-                )
-        if self._filled is not None and not self._filled[item]:
-            return None
-        data = self._data[self._offsets.item(item) : self._offsets.item(item + 1)]
-        if not self._is_text:
-            return bytes(data)
         try:
-            return str(data, "utf-8")
+            return self._make(self._data[self._offsets.item(item) : self._offsets.item(item + 1)])
         except UnicodeDecodeError as error:
             raise FormatError(
                 f"column {self._name!r} holds a text that is not UTF-8: {error}"
             ) from None
 
     def values(self, rows: IntArray) -> list[Any]:
-        if len(rows) >= _FEW:
-            pa = pyarrow()
-            numbers = rows
-            missing = None
-            if self._codes is not None:
-                numbers = self._codes[rows]
-                if self._valid is not None:
-                    missing = ~self._valid[rows]
-            with contextlib.suppress(UnicodeDecodeError, pa.ArrowException):  # see `value`
-                values: list[Any] = self._items.take(pa.array(numbers, mask=missing)).to_pylist()
-                return values
-        return super().values(rows)
+        items = rows
+        if self._codes is not None:
+            items = self._codes[rows]
+        begins = self._offsets[items].tolist()
+        ends = self._offsets[items + 1].tolist()
+        data = self._data
+        make = self._make
+        values: list[Any]
+        try:
+            values = [make(data[begin:end]) for begin, end in zip(begins, ends, strict=True)]
+        except UnicodeDecodeError:  # perhaps where there is no value
+            return super().values(rows)
+        if self._valid is not None:
+            for number in np.flatnonzero(~self._valid[rows]).tolist():
+                values[number] = None
+        return values
 
 
 class Lists(Column):
