@@ -29,7 +29,7 @@ from headrace.formats.ome import (
     volume_in,
 )
 from headrace.formats.resolve.resolver import DataPath
-from headrace.formats.source import ConcatSource
+from headrace.formats.source import ConcatSource, concatenated, sources_of
 from headrace.formats.sparse.matrix import Column, column_of_group, joined_column
 from headrace.formats.text.plain import check_encoding
 from headrace.formats.tree import TreeSource
@@ -122,8 +122,7 @@ class ArrayDataset(BaseDataset):
     def held_nbytes(self) -> int | None:
         if not self._decoder.is_plain or "decode" in self._overridden:
             return None
-        source = self.sample_source
-        sources: list[Any] = source.sources if isinstance(source, ConcatSource) else [source]
+        sources = sources_of(self.sample_source)
         nbytes = sum(one.total_bytes for one in sources)
         if self._decoder.dtype is None:
             return int(nbytes)
@@ -160,7 +159,7 @@ def joined_rows(
                 f"{first.path}: {where} holds long doubles ({of_name}), which torch does not have: "
                 'pass dtype="float64" (or "complex128"), which keeps 15 digits; or convert fields'
             )
-    source: Any = first if len(sources) == 1 else ConcatSource(sources)
+    source: Any = concatenated(sources)
     plain = isinstance(first.name, str) and is_plain(first.dtype) and not first.holds_objects
     return source, ArrayDecoder(cast_to, encoding, source.array_spec, plain, values[0])
 
@@ -496,8 +495,7 @@ class ZarrDataset(ArrayDataset):
         source: Any
         targets: Any = None
         if patch_shape is not None:
-            volumes = [patches for patches, _ in self._volumes]
-            source = volumes[0] if len(volumes) == 1 else ConcatSource(volumes)
+            source = concatenated([patches for patches, _ in self._volumes])
             cast_to = dtype_named(dtype)
             sample_decoder = ArrayDecoder(cast_to, None, source.array_spec, True)
             if target_name is not None:

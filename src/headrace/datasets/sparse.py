@@ -24,7 +24,7 @@ from headrace.datasets.arrays import checked_list
 from headrace.dtypes import BFLOAT16, ArraySpec
 from headrace.errors import CollateError, ConfigError, SampleError
 from headrace.formats.resolve.resolver import DataPath
-from headrace.formats.source import ConcatSource
+from headrace.formats.source import sources_of
 from headrace.formats.sparse.matrix import open_rows
 from headrace.formats.sparse.rows import CSRRows, Record, SparseSource
 from headrace.io.remote.options import RemoteOptions
@@ -356,7 +356,7 @@ class SparseDataset(BaseDataset):
             given = ColumnTargets({name: one.values for name, one in of_rows.items()})
         if layout != "dense":
             self.collate = sparse_collate
-        first = _each(source)[0]
+        first = sources_of(source)[0]
         super().__init__(
             source,
             sample_decoder=SparseDecoder(first.shape[1], first.dtype, layout),
@@ -374,7 +374,7 @@ class SparseDataset(BaseDataset):
     def lengths(self) -> npt.NDArray[np.int64]:
         """Number of stored values of each row ([n] int64), before columns are selected."""
         sizes: npt.NDArray[np.int64] = np.concatenate(
-            [one.sizes() for one in _each(self.sample_source)]
+            [one.sizes() for one in sources_of(self.sample_source)]
         )
         if self._chosen is None:
             return sizes
@@ -383,14 +383,10 @@ class SparseDataset(BaseDataset):
     def held_nbytes(self) -> int | None:
         if "decode" in self._overridden:
             return None
-        return sum(one.held_nbytes for one in _each(self.sample_source))
+        return int(sum(one.held_nbytes for one in sources_of(self.sample_source)))
 
     def held_as(self) -> str:
         return (
             f"{type(self).__module__}.{type(self).__qualname__} "
             f"{self.sample_source.fingerprint()} {self._decoder.dtype.str}"
         )
-
-
-def _each(source: Any) -> list[SparseSource]:
-    return source.sources if isinstance(source, ConcatSource) else [source]

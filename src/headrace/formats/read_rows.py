@@ -26,7 +26,7 @@ from headrace.errors import ConfigError, FormatError
 from headrace.formats.arrays.rows import ArraysSource, check_fits
 from headrace.formats.hdf5.rows import HDF5Source
 from headrace.formats.hdf5.tree import OpenHDF5
-from headrace.formats.source import ConcatSource, Source
+from headrace.formats.source import Source, concatenated, sources_of
 from headrace.formats.tree import TreeSource
 from headrace.formats.trees import open_trees
 from headrace.io.remote.options import RemoteKeywords, RemoteOptions
@@ -98,7 +98,7 @@ def read_rows(
 def _of_dataset(dataset: Any, name: str | None) -> Source:
     """The source of an open dataset, whose samples must be rows of the array of that name."""
     source: Source = dataset.sample_source
-    first = source.sources[0] if isinstance(source, ConcatSource) else source
+    first = sources_of(source)[0]
     if not isinstance(first, ArraysSource) or not isinstance(first.name, str):
         raise ConfigError(
             "read_rows takes a path, or an HDF5Dataset or ZarrDataset whose samples are the rows "
@@ -125,7 +125,7 @@ def _joined(sources: Sequence[Any]) -> Source:
                 f"{other.path} and {first.path} can't be one array: rows of {other.rows_are} "
                 f"here, and of {first.rows_are} there"
             )
-    return first if len(sources) == 1 else ConcatSource(sources)
+    return concatenated(sources)
 
 
 # -- indices
@@ -171,7 +171,7 @@ def rows_of(indices: Any, length: int, what: str) -> tuple[IntArray, tuple[int, 
 
 
 def _gathered(source: Any, indices: Any, threads: int, dataset: Any) -> AnyArray:
-    sources: list[ArraysSource] = source.sources if isinstance(source, ConcatSource) else [source]
+    sources: list[ArraysSource] = sources_of(source)
     first = sources[0]
     if isinstance(first, HDF5Source) and first.is_flat:
         raise FormatError(

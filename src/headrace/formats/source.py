@@ -610,6 +610,16 @@ class ConcatSource(ArraySource, Generic[S]):
             source.close()
 
 
+def concatenated(sources: Sequence[S]) -> S | ConcatSource[S]:
+    """The samples of some sources, one source after the other."""
+    return sources[0] if len(sources) == 1 else ConcatSource(sources)
+
+
+def sources_of(source: Any) -> list[Any]:
+    """The sources that one concatenates; or itself alone."""
+    return source.sources if isinstance(source, ConcatSource) else [source]
+
+
 # -- columns
 
 

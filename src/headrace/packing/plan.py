@@ -27,7 +27,7 @@ from headrace.formats.arrays.packed import OFFSETS, PackedInfo
 from headrace.formats.hdf5.rows import HDF5Source
 from headrace.formats.resolve.file_set import PackedNames
 from headrace.formats.resolve.manifests import checked_text
-from headrace.formats.source import ConcatSource
+from headrace.formats.source import sources_of
 from headrace.io.ordered import in_order
 from headrace.memory.budget import format_size, parse_size
 from headrace.memory.limits import usable_cpus
@@ -351,8 +351,8 @@ def chunks_for(options: PackOptions, rows: Rows, count: int) -> int | None:
 
 def files_of(source: Any) -> list[HDF5Source]:
     """The HDF5 sources that a source consists of; empty if it is another one."""
-    each = source.sources if isinstance(source, ConcatSource) else [source]
-    return list(each) if all(isinstance(one, HDF5Source) for one in each) else []
+    each = sources_of(source)
+    return each if all(isinstance(one, HDF5Source) for one in each) else []
 
 
 # -- samples in groups

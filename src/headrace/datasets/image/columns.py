@@ -15,7 +15,7 @@ from headrace.errors import ConfigError, FormatError
 from headrace.formats.registry import detect, open_columns
 from headrace.formats.resolve.file_set import EXTENSIONS, FileSet
 from headrace.formats.resolve.resolver import DataPath, entries_of
-from headrace.formats.source import Source
+from headrace.formats.source import Source, sources_of
 from headrace.formats.table.columns import holds_images
 from headrace.formats.table.source import TableSource
 from headrace.formats.tar import TARS, TarSource
@@ -126,7 +126,7 @@ def open_column(
             source.target = name
         return source, Labels(None, [])
     source = rows.sample_source
-    first: Any = getattr(source, "sources", [source])[0]
+    first = sources_of(source)[0]
     if isinstance(first, TableSource):
         kind = first.first.schema.field(column).type
         if not holds_images(kind):

@@ -60,7 +60,7 @@ from headrace.formats.files import (
 from headrace.formats.hdf5 import HDF5
 from headrace.formats.resolve.file_set import EXTENSIONS, IMAGES, FileSet, Format
 from headrace.formats.resolve.resolver import DataPath, look_for
-from headrace.formats.source import ConcatSource
+from headrace.formats.source import ConcatSource, concatenated, sources_of
 from headrace.formats.tar import TARS
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
@@ -220,9 +220,7 @@ def _open_packed(
                 f"{other.path} and {first.path} can't be one dataset: classes, sizes or colours "
                 "differ, or only one has targets: pack them again, or pass targets=None"
             )
-    whole: HDF5Source | ConcatSource[HDF5Source] = first
-    if len(sources) > 1:
-        whole = ConcatSource(sources)
+    whole = concatenated(sources)
     kept = info.image.get("targets")
     has_outlines = kept == BOXES and first.has_column(SEGMENTATIONS)
     if wanted.masks and not (has_outlines and wanted.targets is not None):
@@ -410,7 +408,7 @@ class ImageDataset(BaseDataset):
                 f"dtype={dtype!r} is for normalised images, without transform and "
                 "normalize=False: leave one of them out"
             )
-        packed: Any = getattr(source, "sources", [source])[0]
+        packed = sources_of(source)[0]
         info: Any = getattr(packed, "info", None)
         stored_color: str | None = None  # of pixels
         if info is not None and info.store == "decoded":
@@ -492,7 +490,7 @@ class ImageDataset(BaseDataset):
     def held_nbytes(self) -> int | None:
         source: Any = self.sample_source
         if self.holds_encoded:
-            parts = getattr(source, "sources", [source])
+            parts = sources_of(source)
             for part in parts:
                 if not hasattr(part, "sizes") or getattr(part, "holds_objects", False):
                     return None

@@ -32,7 +32,7 @@ from headrace.errors import (
 from headrace.formats.arrays.reader import ArrayReader
 from headrace.formats.arrays.rows import long_doubles_in
 from headrace.formats.resolve.resolver import DataPath
-from headrace.formats.source import ConcatSource
+from headrace.formats.source import ConcatSource, concatenated
 from headrace.formats.sparse.rows import Matrix, SparseSource
 from headrace.formats.tree import Tree, join
 from headrace.formats.trees import look_into
@@ -459,8 +459,7 @@ def open_rows(
     }
     rows = [file.matrix.shape[0] for file in files]
     table = RowTable(data_path, reach, group, rows, files[0].of_rows)
-    source = sources[0] if len(sources) == 1 else ConcatSource(sources)
-    return source, names, of_rows, table
+    return concatenated(sources), names, of_rows, table
 
 
 def _look_into(tree: Tree, group: str, targets: Sequence[str]) -> _File:
