@@ -179,18 +179,15 @@ class TorchAccelerator:
         tensor.record_stream(stream)
 
 
-@functools.cache
-def _accelerator(kind: str, index: int) -> TorchAccelerator:
-    """One a device and process, since the allocator keeps the memory of each stream apart."""
-    return TorchAccelerator(torch.device(kind, index))
+# one a device and process, since the allocator keeps the memory of each stream apart
+_accelerator = functools.cache(TorchAccelerator)
 
 
 def accelerator_of(device: torch.device) -> TorchAccelerator:
     """The accelerator of a device; without an index, of the one that is current."""
-    index = device.index
-    if index is None:
-        index = torch.get_device_module(device).current_device()
-    return _accelerator(device.type, index)
+    if device.index is None:
+        device = torch.device(device.type, torch.get_device_module(device).current_device())
+    return _accelerator(device)
 
 
 def has_streams(device: torch.device) -> bool:
@@ -321,10 +318,7 @@ class CudaPrefetcher(Transfer):
         pinned: list[bool] = []
 
         def look(tensor: torch.Tensor) -> torch.Tensor:
-            is_ready = _is_copyable(tensor)
-            if is_ready and tensor.numel():
-                is_ready = tensor.is_pinned()
-            pinned.append(is_ready)
+            pinned.append(_is_copyable(tensor) and (not tensor.numel() or tensor.is_pinned()))
             return tensor
 
         map_tensors(batch, look)

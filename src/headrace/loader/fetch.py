@@ -195,21 +195,31 @@ class Fetch(Dataset[Any]):
             self._seeder = SampleSeeder(self.dataset)
         if get_worker_info() is None:
             warn_off_main_thread()
+        name = type(self.dataset).__name__
+        samples = []
+        skipped: EmptyBatchError | None = None
         with preserved_rng(self._seeder):
-            if not self._answers_batches:
-                return self._one_by_one(request)
-            # with one seed for the whole batch
-            if request:
-                self._seed(request, 0)
-            try:
-                return self.dataset.__getitems__(list(request))
-            except Exception as error:
-                name = type(self.dataset).__name__
-                first = f"from {request[0]!r} on" if request else ""
-                error.add_note(
-                    f"headrace: in {name}.__getitems__ of {len(request)} indices {first}"
-                )
-                raise
+            if self._answers_batches:  # with one seed for the whole batch
+                if request:
+                    self._seed(request, 0)
+                try:
+                    return self.dataset.__getitems__(list(request))
+                except Exception as error:
+                    error.add_note(f"headrace: in {name}.__getitems__({list(request)!r:.80})")
+                    raise
+            for number, index in enumerate(request):
+                self._seed(request, number)
+                try:
+                    samples.append(self.dataset[index])
+                # of a headrace dataset inside, which has counted it
+                except EmptyBatchError as error:
+                    skipped = error
+                except Exception as error:
+                    error.add_note(f"headrace: in {name}[{index!r}]")
+                    raise
+        if skipped is not None and not samples:
+            raise skipped
+        return samples
 
     def _seed(self, request: BatchRequest, number: int) -> None:
         """Seeds what the dataset draws from, for a sample of the batch."""
@@ -218,23 +228,6 @@ class Fetch(Dataset[Any]):
         index = request[number] if isinstance(request[number], int) else 0
         draw = request.draws[number] if request.draws else 0
         self._seeder(request.seed, request.epoch, index, draw)
-
-    def _one_by_one(self, request: BatchRequest) -> list[Any]:
-        samples = []
-        skipped: EmptyBatchError | None = None
-        for number, index in enumerate(request):
-            self._seed(request, number)
-            try:
-                samples.append(self.dataset[index])
-            # of a headrace dataset inside, which has counted it
-            except EmptyBatchError as error:
-                skipped = error
-            except Exception as error:
-                error.add_note(f"headrace: in {type(self.dataset).__name__}[{index!r}]")
-                raise
-        if skipped is not None and not samples:
-            raise skipped
-        return samples
 
 
 class FetchIterable(Fetch):

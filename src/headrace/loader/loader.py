@@ -601,23 +601,26 @@ def create_dataloader(
         ConfigError: an option is invalid, and the message names it.
         BudgetError: not even one batch fits the memory budget.
     """
-    opened: Any = dataset
-    if is_path(dataset):
-        opened, overrides = open_path("create_dataloader", dataset, config, overrides)
-    check_options("create_dataloader", config, overrides)
-    return Loader(opened, config, **overrides)
+    opened, shared = open_paths("create_dataloader", {"dataset": dataset}, config, overrides)
+    return Loader(opened.get("dataset", dataset), shared)
 
 
-def open_path(
+def open_paths(
     door: str,
-    path: Any,
+    data: Mapping[str, Any],
     config: DataLoaderConfig | None,
-    options: Mapping[str, Any],
+    options: dict[str, Any],
     arguments: frozenset[str] = frozenset(),
-) -> tuple[BaseDataset, dict[str, Any]]:
-    """Opens a path, and returns the dataset and the loader's options. All other options, and those
-    of both, go to the dataset. `door` is the called function, `arguments` its other arguments.
+) -> tuple[dict[str, Any], DataLoaderConfig]:
+    """Opens the paths among the data, and returns their datasets by name, and the loaders' config.
+
+    Options that are no fields of `DataLoaderConfig`, and those of both, go to these datasets.
+    `door` is the called function, `arguments` its other arguments.
     """
+    paths = {name: value for name, value in data.items() if is_path(value)}
+    if not paths:
+        check_options(door, config, options, arguments)
+        return {}, (config or DataLoaderConfig()).with_(**options)
     from headrace.datasets.open import KNOWN_KEYWORDS, open_dataset  # imports all formats
 
     check_options(door, config, options, KNOWN_KEYWORDS | arguments)
@@ -628,4 +631,4 @@ def open_path(
         value = getattr(shared, name)
         if value != getattr(DataLoaderConfig, name):
             own[name] = value
-    return open_dataset(path, **own), rest
+    return {name: open_dataset(path, **own) for name, path in paths.items()}, shared

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+from torch.utils.data import Dataset, IterableDataset, Subset
 
 from headrace.arguments import check_integer, checks_keywords, parameters_of
 from headrace.core.dataset import BaseDataset
@@ -18,11 +18,9 @@ from headrace.loader.config import (
     Data,
     DataLoaderConfig,
     check_dataset,
-    check_options,
-    is_path,
     length_of,
 )
-from headrace.loader.loader import Loader, open_path
+from headrace.loader.loader import Loader, open_paths
 from headrace.loader.multi import MultiDataLoader
 from headrace.order import detect_world
 from headrace.order.splits import split_parts
@@ -99,26 +97,20 @@ class DataModule:
             raise ConfigError(
                 f"val and val_split={val_split} can't be given together: pass one of them"
             )
+        check_dataset("train", train)
+        if val is not None:
+            check_dataset("val", val)
+        data: dict[str, Any] = {"train": train, "val": val}
         arguments = parameters_of(DataModule.__init__)
-        self._opened: list[BaseDataset] = []
-        rest: dict[str, Any] = {**overrides}
-        datasets: list[Any] = []
-        for name, data in (("train", train), ("val", val)):
-            opened: Any = data
-            if is_path(data):
-                opened, rest = open_path("DataModule", data, config, overrides, arguments)
-                self._opened.append(opened)
-            elif data is not None or name == "train":
-                check_dataset(name, data)
+        self.config: DataLoaderConfig
+        self._opened, self.config = open_paths("DataModule", data, config, overrides, arguments)
+        data |= self._opened
+        for name, dataset in data.items():
             # a HuggingFace dataset gives lists of Python numbers until it is told a format
-            if _is_huggingface(opened) and opened.format["type"] is None:
-                opened = opened.with_format("torch")
-            datasets.append(opened)
-        check_options("DataModule", config, rest, arguments)
-        self.config: DataLoaderConfig = (config or DataLoaderConfig()).with_(**rest)
-        self.train: Any
-        self.val: Any
-        self.train, self.val = datasets
+            if _is_huggingface(dataset) and dataset.format["type"] is None:
+                data[name] = dataset.with_format("torch")
+        self.train: Any = data["train"]
+        self.val: Any = data["val"]
         if val_split:
             self.train, self.val = _split(self.train, val_split, self.seed)
         if val_transform is not None:
@@ -187,7 +179,7 @@ class DataModule:
         """
         for loader in self._loaders.values():
             loader.close()
-        for dataset in self._opened:
+        for dataset in self._opened.values():
             dataset.close()
 
     def __repr__(self) -> str:
@@ -232,8 +224,6 @@ def get_epoch_length(loader: Any, length: int | None = None) -> int:
     Raises:
         ConfigError: the dataset has no length and `length` is not given; or `loader` is a dataset.
     """
-    if isinstance(loader, DataLoaderConfig) or isinstance(length, DataLoader | MultiDataLoader):
-        raise ConfigError("a loader has its own options: pass it without config")
     if length is not None:
         return check_integer("length", length, 0)
     if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):

@@ -27,19 +27,16 @@ from headrace.arguments import (
     checks_keywords,
     parameters_of,
 )
-from headrace.core.dataset import BaseDataset
 from headrace.errors import ConfigError, StateError, WorkerError, warn
 from headrace.loader.build import resolve
 from headrace.loader.config import (
     NO_WORKERS,
     DataLoaderConfig,
     check_dataset,
-    check_options,
-    is_path,
     length_of,
 )
 from headrace.loader.epoch import LoaderState
-from headrace.loader.loader import Loader, open_path
+from headrace.loader.loader import Loader, open_paths
 from headrace.loader.state import check_version
 from headrace.monitor.stats import Stats
 from headrace.order import detect_world
@@ -229,7 +226,6 @@ class MultiDataLoader:
         self._weights: dict[str, Fraction] = {}  # none: by length
         if weights is not None:
             self._weights = exact_weights(names, weights)
-        self._opened: list[BaseDataset] = []
         self.loaders: dict[str, Loader] = self._made(loaders, config, overrides)
         lengths = {name: length_of(loader) for name, loader in self.loaders.items()}
         if strategy == "weighted" and weights is None:
@@ -278,37 +274,32 @@ class MultiDataLoader:
     ) -> dict[str, Loader]:
         """The loaders, created for datasets and paths."""
         arguments = parameters_of(MultiDataLoader.__init__)
-        found: dict[str, Any] = {}
-        datasets: dict[str, Any] = {}
-        rest = options
+        loaders: dict[str, Any] = dict(given)
+        names: dict[int, str] = {}  # of loaders
         for name, value in given.items():
             if not isinstance(name, str) or not name:
                 raise ConfigError(f"loaders: a name must be a text, not {name!r}")
-            if is_path(value):
-                value, rest = open_path("MultiDataLoader", value, config, options, arguments)
-                self._opened.append(value)
             if not isinstance(value, Loader):
                 check_dataset(f"loaders[{name!r}]", value)
-                datasets[name] = value
-            elif any(other is value for other in found.values()):
+            elif names.setdefault(id(value), name) != name:
                 raise ConfigError(
                     f"loaders: {name!r} is a second name of a loader, which has only one position: "
                     "make two loaders"
                 )
-            found[name] = value
-        check_options("MultiDataLoader", config, rest, arguments)
-        if (config is not None or options) and not datasets:
+        if (config is not None or options) and len(names) == len(given):
             raise ConfigError(
                 f"{', '.join(options) or 'config'}: options are for datasets, and only loaders "
                 "were passed: pass them where the loaders are made"
             )
-        config = (config or DataLoaderConfig()).with_(**rest)
-        for name, workers in self._workers(datasets, config.num_workers).items():
-            own = config.with_(num_workers=workers)
+        self._opened, shared = open_paths("MultiDataLoader", given, config, options, arguments)
+        loaders |= self._opened
+        datasets = {name: loaders[name] for name in given if name not in names.values()}
+        for name, workers in self._workers(datasets, shared.num_workers).items():
+            own = shared.with_(num_workers=workers)
             if not workers:
                 own = own.with_(**NO_WORKERS)
-            found[name] = Loader(datasets[name], own)
-        return found
+            loaders[name] = Loader(datasets[name], own)
+        return loaders
 
     def _workers(self, datasets: dict[str, Any], total: int | None) -> dict[str, int]:
         """Number of workers of each dataset, in proportion to its batches in an epoch."""
@@ -407,7 +398,7 @@ class MultiDataLoader:
         self._leave()
         for loader in self.loaders.values():
             loader.close()
-        for dataset in self._opened:
+        for dataset in self._opened.values():
             dataset.close()
 
     def get_stats(self) -> dict[str, dict[str, Any]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import signal
 import sys
-from types import FrameType
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")
 OF_THE_JOB = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
@@ -26,13 +25,9 @@ def leave_to_parent() -> None:
     # a forked process has its parent's, whose event loop would take each signal for one of its own
     signal.set_wakeup_fd(-1)
     for number in OF_THE_JOB:
-        signal.signal(number, _nothing)
+        signal.signal(number, lambda *_: None)
     if sys.platform != "win32":
         for number in OF_THE_JOB:
             # libraries in C may not expect a system call that is interrupted
             signal.siginterrupt(number, False)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, OF_THE_JOB)
-
-
-def _nothing(number: int, frame: FrameType | None) -> None:
-    return

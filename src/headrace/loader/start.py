@@ -166,14 +166,9 @@ def obstacle(parts: list[Any]) -> str | None:
     trial = _Trial(_MOST_SECONDS, _MOST_BYTES)
     try:
         trial.dump(parts)
-    except _TooMuch:
-        return (
-            f"the dataset takes more than {_MOST_SECONDS:g} s or {_MOST_BYTES >> 20} MiB to pickle "
-            "for each worker"
-        )
     except Exception as error:
         name = type(error).__name__
-        return f"the dataset, or what goes with it, can't be pickled ({name}: {error})"
+        return f"the dataset, or what goes with it, can't be pickled for workers ({name}: {error})"
     for name in trial.of_main:
         if name.split(".")[0] not in known:
             return f"{name} is defined in the main module, where no worker can import it"
@@ -219,10 +214,6 @@ def _names_in(path: str) -> frozenset[str] | None:
     return frozenset(each.name for each in statements if isinstance(each, kinds))
 
 
-class _TooMuch(Exception):
-    """A pickle is too large, or takes too long."""
-
-
 class _Bounded:
     """A file that forgets what is written to it, and takes so many seconds and bytes."""
 
@@ -235,7 +226,9 @@ class _Bounded:
         nbytes = memoryview(data).nbytes
         self._left -= nbytes
         if self._left < 0 or time.perf_counter() > self._until:
-            raise _TooMuch
+            raise pickle.PicklingError(
+                f"it takes more than {_MOST_SECONDS:g} s or {_MOST_BYTES >> 20} MiB for each worker"
+            )
         return nbytes
 
 

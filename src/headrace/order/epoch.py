@@ -15,7 +15,7 @@ from typing import Any, Literal, Self, TypeAlias, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from headrace.arguments import check_integer, checks_keywords
+from headrace.arguments import check_choice, check_integer, checks_keywords
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError
 from headrace.order.lanes import AlignedLanes, BlockSequence, Lanes
@@ -208,8 +208,7 @@ class EpochOrder(Order):
         super().__init__(n, seed, epoch, global_batch)
         if isinstance(shuffle, np.bool_):
             shuffle = bool(shuffle)
-        if not isinstance(shuffle, bool) and shuffle != "block":
-            raise ConfigError(f'shuffle must be False, True or "block", got {shuffle!r}')
+        check_choice("shuffle", shuffle, (False, True, "block"))
         self.shuffle = shuffle
         if interleave is None:
             interleave = DEFAULT_INTERLEAVE

@@ -22,8 +22,8 @@ from headrace.datasets.streaming import StreamingDataset
 from headrace.display import Lines
 from headrace.errors import BudgetError, ConfigError, HeadraceWarning, one_line
 from headrace.io.paths import is_url
-from headrace.loader.config import DataLoaderConfig, check_dataset, check_options, is_path
-from headrace.loader.loader import Loader, create_dataloader, open_path
+from headrace.loader.config import DataLoaderConfig, check_dataset
+from headrace.loader.loader import Loader, create_dataloader, open_paths
 from headrace.memory.processes import is_daemonic
 from headrace.order.seeding import preserved_rng
 from headrace.profiling.running import (
@@ -133,21 +133,18 @@ def suggest_num_workers(
         Exception: any error of loading or of `step`.
     """
     _check(data, config, step, seconds, most, overrides)
-    options: dict[str, Any] = {**overrides}
-    dataset = data
-    if is_path(data):
-        dataset, options = open_path("suggest_num_workers", data, config, options)
+    opened: dict[str, Any] = {}
+    if not isinstance(data, DataLoader):
+        opened, config = open_paths("suggest_num_workers", {"data": data}, config, overrides)
     if most is None:
         most = 0
         if not is_daemonic():
             most = cores_of_rank()
-    if not isinstance(data, DataLoader):
-        config = (config or DataLoaderConfig()).with_(**options)
     try:
         with preserved_rng(drawn_from(data)):
-            return _measured(dataset, config, step, seconds, most)
+            return _measured(opened.get("data", data), config, step, seconds, most)
     finally:
-        if is_path(data):
+        for dataset in opened.values():
             dataset.close()
 
 
@@ -171,7 +168,6 @@ def _check(
             raise ConfigError(f"{door}: a loader has its options: pass its dataset to try others")
     else:
         check_dataset("data", data)
-        check_options(door, config, () if is_path(data) else overrides)
 
 
 def _is_time(value: Any) -> bool:
