@@ -48,8 +48,6 @@ class Files(ABC):
     """Seconds that another process may take for what is read of a file."""
     cache_dir: str | os.PathLike[str] | None
     """Where what is learned of files is cached; None: the user's cache folder."""
-    has_warned = False
-    """True if it was said already that an index can't be cached."""
 
     def beside(self, path: str) -> bytes | None:
         """What lies next to a remote file as its index, if it was asked for."""

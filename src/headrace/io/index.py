@@ -34,6 +34,7 @@ from headrace.io.array_file import (
     array_bytes,
     arrays_of,
     hash_of,
+    unkept,
 )
 from headrace.io.files import Files
 from headrace.io.paths import cache_folder, redact
@@ -170,12 +171,11 @@ def learn_indexed(files: Files, urls: Sequence[str], kind: IndexKind) -> None:
     """
     if not isinstance(files, RemoteFiles):
         return
-
-    def is_unknown(url: str) -> bool:
-        is_cached = os.path.exists(cached_index(files, url, kind).path)
-        return files.version(url).tag is None or not is_cached
-
-    files.learn(urls, is_unknown)
+    unknown: list[str] = []
+    for url, version in zip(urls, files.learn(urls), strict=True):
+        if version.tag is None or not os.path.exists(cached_index(files, url, kind).path):
+            unknown.append(url)
+    files.learn_beside(unknown)
 
 
 def keep_index(files: Files, path: str, kind: IndexKind, made: Arrays, took: float) -> None:
@@ -190,16 +190,8 @@ def keep_index(files: Files, path: str, kind: IndexKind, made: Arrays, took: flo
     is_long = files.is_remote or files.cache_dir is not None or len(made[0]) > KEPT_FROM
     if files.version(path).tag is None or not is_long:
         return
-    try:
+    with unkept(str(cache_folder(files.cache_dir)), "indexes are", "they are made at every start"):
         cached_index(files, path, kind).write(made)
-    except OSError as error:
-        if not files.has_warned:  # of many shards once
-            files.has_warned = True
-            warn(
-                f"cache_dir={redact(cache_folder(files.cache_dir))!r}: the index of "
-                f"{redact(path)}, and of other files, can't be cached "
-                f"({error.strerror or error}), so it is made at every start"
-            )
 
 
 def cached_index(files: Files, path: str, kind: IndexKind) -> ArrayFile:

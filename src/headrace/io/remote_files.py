@@ -80,7 +80,7 @@ class RemoteFiles(Remote, Files):
             )
         self._versions: dict[str, Version] = {}
         self._nbytes = 0  # of all these files
-        self._beside: dict[str, bytes] = {}
+        self._beside: dict[str, bytes | None] = {}
         self._numbered: Sequence[str] = ()
         # [len(_numbered)] uint64: of the versions; 0: nobody has asked
         self._hashes: SharedArray | None = None
@@ -88,15 +88,8 @@ class RemoteFiles(Remote, Files):
 
     # -- which files
 
-    def learn(
-        self, urls: Sequence[str], beside: Callable[[str], bool] = lambda url: False
-    ) -> list[Version]:
+    def learn(self, urls: Sequence[str]) -> list[Version]:
         """Sizes and versions of files, which all reads are of from now on, asked for at once.
-
-        Args:
-            urls: of the files.
-            beside: True if what lies beside a file under the same name with ``.index`` is to be
-                fetched too. It is called when the version is known.
 
         Raises:
             DataNotFoundError, AccessError, RemoteError: see `versions`.
@@ -104,14 +97,16 @@ class RemoteFiles(Remote, Files):
         new = [url for url in dict.fromkeys(urls) if url not in self._versions]
         if new:
             self.run(self._learn(new))
-        paths = [with_index(url) for url in new if beside(url)]
+        return [self._versions[url] for url in urls]
+
+    def learn_beside(self, urls: Iterable[str]) -> None:
+        """Fetches what lies beside files under their names with ``.index``, for `beside`."""
+        new = [url for url in dict.fromkeys(urls) if url not in self._beside]
         # who may not list a bucket is told that what is missing is not for him
         with contextlib.suppress(AccessError):
-            if paths:
-                for path, data in zip(paths, self.find_metadata(paths), strict=True):
-                    if data is not None:
-                        self._beside[path] = data
-        return [self._versions[url] for url in urls]
+            if new:
+                found = self.find_metadata(list(map(with_index, new)))
+                self._beside.update(zip(new, found, strict=True))
 
     def find_versions(self, urls: Sequence[str]) -> list[Version | None]:
         """The versions of files that may be missing: None then.
@@ -159,7 +154,7 @@ class RemoteFiles(Remote, Files):
         return [self.place, redact(url), version.size, version.tag]
 
     def beside(self, url: str) -> bytes | None:
-        return self._beside.get(with_index(url))
+        return self._beside.get(url)
 
     def check_ranges(self, url: str) -> None:
         """Asks for the last byte of a file, where its server did not say that it knows byte ranges.

@@ -182,7 +182,7 @@ def test_errors_of_the_server_come_out_of_h5py(
     url = server.url + "/a.h5"
     for name in ("packed", *BY_H5PY):
         opened = opened_of(cache_dir=tmp_path / name.replace("/", "-"))
-        opened.files.learn([url], beside=lambda _: True)
+        opened.learn([url])
         server.set(faults={fault: 1})
         for _ in range(2):
             with pytest.raises(kind, match=r"a\.h5, bytes .*"):
