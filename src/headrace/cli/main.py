@@ -7,6 +7,7 @@ Exit codes: 0 done; 1 the data are wrong; 2 wrong usage, or the command failed; 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import inspect
 import os
 import re
@@ -19,7 +20,7 @@ from typing import Any, NoReturn
 
 from headrace import __version__
 from headrace.cli import info, machine, measure, packs
-from headrace.cli.flags import Verb, add_options, as_flags
+from headrace.cli.flags import add_options, as_flags
 from headrace.cli.output import Output, exit_code_of
 from headrace.errors import (
     ConfigError,
@@ -94,7 +95,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"headrace {__version__}")
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for name, verb in VERBS.items():
-        of_verb = subparsers.add_parser(name, **help_of(verb))
+        summary, _, more = (inspect.getdoc(verb.run) or "").partition("\n\n")
+        description, colon, examples = more.partition("examples:")
+        of_verb = subparsers.add_parser(
+            name, help=summary.rstrip("."), description=description, epilog=colon + examples
+        )
         verb.add_to(of_verb)
         of_verb.add_argument("-q", "--quiet", action="store_true", help="only errors and warnings")
         add_options(of_verb, {"json": (bool, 'print one JSON document; errors as {"error": ...}')})
@@ -104,17 +109,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         argcomplete.autocomplete(parser)
     given = parser.parse_args(arguments)
     return run_verb(VERBS[given.verb].run, given, f"headrace {given.verb}")
-
-
-def help_of(verb: Verb) -> dict[str, Any]:
-    """The help of a verb: the docstring of its function."""
-    summary, _, more = (inspect.getdoc(verb.run) or "").partition("\n\n")
-    description, colon, examples = more.partition("examples:")
-    return {
-        "help": summary.rstrip("."),
-        "description": description,
-        "epilog": colon + examples,
-    }
 
 
 def run_verb(
@@ -156,7 +150,10 @@ def run_verb(
         tell("error", message)
         if following is not None:
             errors.write(f"next: {following}\n")
-        output.show_error(error, message, code)
+        shown = {"type": type(error).__name__, "message": message, "exit_code": code}
+        # the error may be that nothing can be printed, such as to a full disk
+        with contextlib.suppress(OSError):
+            output.show_json({"error": shown})
         return code
 
 

@@ -4,7 +4,6 @@ only.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -29,7 +28,8 @@ class Output:
         stream: to print to. None: the standard output.
 
     Attributes:
-        width: columns that lines should fit in. None where it is no terminal.
+        width: number of columns of the terminal. None: the stream is no terminal.
+        columns: number of columns that a table may take.
     """
 
     def __init__(
@@ -37,20 +37,11 @@ class Output:
     ) -> None:
         self.as_json = as_json
         self.quiet = quiet
-        self._stream = stream
+        self.stream: TextIO = stream or sys.stdout
         self.width: int | None = None
         if self.stream.isatty():
             self.width = max(40, shutil.get_terminal_size().columns)
-
-    @property
-    def stream(self) -> TextIO:
-        """What is printed to."""
-        return self._stream or sys.stdout
-
-    @property
-    def columns(self) -> int:
-        """Columns that a table may take."""
-        return self.width or _WIDE
+        self.columns: int = self.width or _WIDE
 
     def paint(self, text: str, style: str) -> str:
         """Text in a colour, on a terminal that has some, unless NO_COLOR is set
@@ -77,13 +68,6 @@ class Output:
             is_ascii = not self._can_print("é")
             text = json.dumps(_plain(value), indent=1, ensure_ascii=is_ascii, allow_nan=False)
             self.write(text + "\n")
-
-    def show_error(self, error: BaseException, message: str, code: int) -> None:
-        """Prints an error as JSON, where JSON is wanted; people read it elsewhere."""
-        told = {"type": type(error).__name__, "message": message, "exit_code": code}
-        # the error may be that nothing can be printed, such as to a full disk
-        with contextlib.suppress(OSError):
-            self.show_json({"error": told})
 
     def _can_print(self, text: str) -> bool:
         try:

@@ -109,8 +109,7 @@ def pack_verb(given: argparse.Namespace, output: Output) -> int:
         told |= {"samples": packed.count, "nbytes": sum(packed.nbytes)}
         output.show(told, [str(packed), "nothing was written"])
     elif given.shard_size is None:
-        told = _summary(packed)
-        output.show(told, _lines(told, time.perf_counter() - start))
+        _show_packed(packed, time.perf_counter() - start, output)
     else:
         status = pack_status(packed)
         lines = [str(status)]
@@ -163,35 +162,28 @@ def _data_options(given: argparse.Namespace) -> dict[str, Any]:
     return {**data_options(given), **pixels}
 
 
-def _summary(path: Any) -> dict[str, Any]:
-    """What a packed file says of itself."""
+def _show_packed(path: Any, seconds: float, output: Output) -> None:
+    """Shows what a packed file says of itself."""
     from headrace.formats.hdf5.files import packed_info
     from headrace.io.paths import redact
+    from headrace.memory.budget import format_size
 
     info = packed_info(path)
     assert info is not None
-    return {
-        "path": redact(path),
-        "samples": info.count,
-        "classes": len(info.classes or ()),
-        "kind": info.kind,
-        "store": info.store,
-        "nbytes": path.stat().st_size,
-    }
-
-
-def _lines(told: dict[str, Any], seconds: float) -> list[str]:
-    from headrace.memory.budget import format_size
-
+    shown = redact(path)
+    nbytes = path.stat().st_size
+    number = len(info.classes or ())
     classes = ""
-    if told["classes"]:
-        classes = f" in {told['classes']:,} classes"
-    rate = told["nbytes"] / 1e6 / max(seconds, 1e-9)
-    return [
-        f"{told['path']}: {told['samples']:,} samples{classes}, {format_size(told['nbytes'])} in "
-        f"{seconds:.1f} s ({rate:.1f} MB/s), store {told['store']}",
-        f"open it: headrace.{_OPENED_BY.get(told['kind'], 'HDF5Dataset')}({told['path']!r})",
+    if number:
+        classes = f" in {number:,} classes"
+    rate = nbytes / 1e6 / max(seconds, 1e-9)
+    lines = [
+        f"{shown}: {info.count:,} samples{classes}, {format_size(nbytes)} in {seconds:.1f} s "
+        f"({rate:.1f} MB/s), store {info.store}",
+        f"open it: headrace.{_OPENED_BY.get(info.kind, 'HDF5Dataset')}({shown!r})",
     ]
+    told = {"path": shown, "samples": info.count, "classes": number, "nbytes": nbytes}
+    output.show({**told, "kind": info.kind, "store": info.store}, lines)
 
 
 def verify_verb(given: argparse.Namespace, output: Output) -> int:
