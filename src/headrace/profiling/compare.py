@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
-import math
 import os
 import time
 import warnings
@@ -14,7 +12,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from headrace.arguments import check_integer, checks_keywords
+from headrace.arguments import check_integer, check_seconds, checks_keywords
 from headrace.core.dataset import BaseDataset
 from headrace.core.options import LoadingMode
 from headrace.datasets.open import open_dataset
@@ -32,7 +30,6 @@ from headrace.profiling.running import (
     cores_of_rank,
     drawn_from,
     in_mode,
-    samples_of,
     tensors_of,
 )
 
@@ -152,13 +149,10 @@ def _check(
     data: Any, config: Any, step: Any, seconds: Any, most: Any, overrides: Mapping[str, Any]
 ) -> None:
     door = "suggest_num_workers"
-    if not _is_time(seconds):
-        raise ConfigError(f"{door}: seconds must be a number above 0, not {seconds!r}")
+    check_seconds(f"{door}: seconds", seconds, 0.001)
     check_integer(f"{door}: most", most, 0, optional=True)
-    if not (step is None or callable(step) or _is_time(step)):
-        raise ConfigError(
-            f"{door}: step must be a callable that takes a batch, or seconds above 0, not {step!r}"
-        )
+    if step is not None and not callable(step):
+        check_seconds(f"{door}: step, which is no callable,", step, 1e-6)
     if "num_workers" in overrides:
         raise ConfigError(
             f"{door}: num_workers is what it looks for; most= says how many it may try"
@@ -168,11 +162,6 @@ def _check(
             raise ConfigError(f"{door}: a loader has its options: pass its dataset to try others")
     else:
         check_dataset("data", data)
-
-
-def _is_time(value: Any) -> bool:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and 0 < value < math.inf
 
 
 def _measured(
@@ -280,7 +269,6 @@ def _chosen(rates: dict[int, float], target: float | None) -> SuggestedWorkers:
 
 
 _READING = 3.0  # seconds, at most, in which files are read without headrace
-_LEAST_BATCHES = 3  # that are timed, however long they take
 _LEAST_S = 1.0  # for each mode
 
 
@@ -292,10 +280,9 @@ class ModeRate:
         mode: its name.
         first_batch_s: seconds from opening the data to the first batch, with the start of workers
             and an eager fill. None: there was no batch.
-        samples_per_second: from the second batch on; in mode "cached" from the second epoch on, if
-            there was time for it. None: see `note`.
+        samples_per_second: after the batches that were made ahead; in mode "cached" after the
+            first epoch, if there was time for it. None: see `note`.
         mb_per_second: megabytes of tensors per second.
-        epochs: that were begun.
         samples: that were timed.
         note: why there is no rate, or what limits it.
     """
@@ -304,7 +291,6 @@ class ModeRate:
     first_batch_s: float | None = None
     samples_per_second: float | None = None
     mb_per_second: float | None = None
-    epochs: int = 0
     samples: int = 0
     note: str = ""
 
@@ -394,60 +380,41 @@ def _time_mode(
     loading: Mapping[str, Any],
     options: Mapping[str, Any],
 ) -> None:
-    """Times one mode from the second batch on, in mode "cached" from the second epoch on."""
+    """Times one mode after its first batch, in mode "cached" after its first epoch."""
     opened = time.perf_counter()
-    start = end = opened
-    batches = nbytes = 0
-    is_filled = rate.mode != "cached"  # the first epoch, in which all is read, does not count
     with (
         open_dataset(data_path, **options) as dataset,
         create_dataloader(dataset, **loading) as loader,
+        Running(loader) as running,
     ):
         result.num_workers = loader.num_workers
         if result.samples is None and not isinstance(dataset, StreamingDataset):
             if not len(dataset):
                 raise ConfigError(f"{dataset!r} has no samples to time")
             result.samples = len(dataset)
-        for epoch, batch in _batches(loader):
-            now = time.perf_counter()
-            rate.epochs = epoch + 1
-            size = sum(tensor.nbytes for tensor in tensors_of(batch))
-            if rate.first_batch_s is None:
-                rate.first_batch_s = now - opened
-                result.sample_mb = size / max(1, samples_of(batch)) / 1e6
-                start = now
-                end = max(opened + seconds, now + _LEAST_S)
-                continue
-            if epoch == 1 and not is_filled:
-                is_filled = True
-                start = now
-                batches = nbytes = rate.samples = 0
-                continue
-            rate.samples += samples_of(batch)
-            nbytes += size
-            batches += 1
-            if now >= end and batches >= _LEAST_BATCHES:
-                break
-    elapsed = 0.0
-    if batches:
-        elapsed = now - start
-    if not is_filled:
-        rate.note = "in its first epoch, in which all is read"
-    if not elapsed:
-        rate.note = "too few batches to be timed: use a smaller batch size"
-        return
-    rate.samples_per_second = rate.samples / elapsed
-    rate.mb_per_second = nbytes / elapsed / 1e6
+        batch, samples = running.next()
+        now = time.perf_counter()
+        rate.first_batch_s = now - opened
+        result.sample_mb = _nbytes_of(batch) / max(1, samples) / 1e6
+        end = max(opened + seconds, now + _LEAST_S)
+        if rate.mode == LoadingMode.CACHED.value:
+            for _ in range(len(loader) - 1):
+                if time.perf_counter() >= end:
+                    rate.note = "in its first epoch, in which all is read"
+                    break
+                running.next()
+        sizes: list[int] = []
+        turn = running.run(
+            max(end - time.perf_counter(), _LEAST_S), lambda batch: sizes.append(_nbytes_of(batch))
+        )
+    rate.samples = turn.samples
+    rate.samples_per_second = turn.rate
+    # the first batches, which were made ahead, are not timed
+    rate.mb_per_second = sum(sizes[-turn.batches :]) / turn.seconds / 1e6
 
 
-def _batches(loader: Loader) -> Iterator[tuple[int, Any]]:
-    """Batches of one epoch after the other, each with its epoch. Ends where an epoch has none."""
-    for epoch in itertools.count():
-        batch: Any = None
-        for batch in loader:  # which counts its epochs itself
-            yield epoch, batch
-        if batch is None:
-            return
+def _nbytes_of(batch: Any) -> int:
+    return sum(tensor.nbytes for tensor in tensors_of(batch))
 
 
 def _read_rate(path: str, seconds: float) -> float | None:
