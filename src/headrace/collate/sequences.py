@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from headrace.arguments import check_choice, check_flag, check_integer, checks_keywords
@@ -94,7 +95,7 @@ class Padding:
             has = f"{at_path(path)} has length {longest}, and max_length is {self.max_length}"
             advice = "pass truncation=True, or a larger max_length"
             raise CollateError(lengths.index(longest), f"{has}: {advice}")
-        length = self._length(longest)
+        length = self.length_for(longest)
         shape = (len(rows), length, *first.shape[1:])
         if first.device.type == "cpu":
             out = empty(shape, first.dtype)
@@ -109,41 +110,15 @@ class Padding:
         counts = empty((len(rows),), torch.int64)
         return out, counts.copy_(torch.tensor(lengths, dtype=torch.int64, device="cpu"))
 
-    def mask(self, lengths: torch.Tensor, length: int) -> torch.Tensor:
-        """int64 [batch, length]: 1 at elements of samples, 0 at padding."""
-        positions = torch.arange(length, device=lengths.device)
-        if self.side == "left":
-            positions = positions.flip(0)
-        return empty((len(lengths), length), torch.int64).copy_(positions < lengths[:, None])
-
-    def join(
-        self, ids: AnyArray, lengths: IntArray, value: Number
-    ) -> tuple[torch.Tensor, AnyArray] | None:
-        """Pads concatenated rows of integers, like `apply`.
-
-        Args:
-            ids: the rows, [sum of lengths] integers.
-            lengths: length of each row, [batch].
-            value: the padding.
-
-        Returns:
-            A tensor int64 [batch, length], and bool [batch, length], True at elements of rows.
-            None: a row is longer than `max_length`.
-        """
-        longest = int(lengths.max())
-        if self.max_length is not None and longest > self.max_length:
-            return None
-        positions = np.arange(self._length(longest), dtype=np.int32)
+    def inside(self, lengths: IntArray, length: int) -> npt.NDArray[np.bool_]:
+        """bool [batch, length]: True at elements of samples, False at padding."""
+        positions = np.arange(length, dtype=np.int32)
         if self.side == "left":
             positions = positions[::-1]
-        inside = positions < lengths[:, None].astype(np.int32)
-        out = empty(inside.shape, torch.int64)
-        rows = out.numpy()
-        rows.fill(value)
-        rows[inside] = ids.astype(np.int64, copy=False)
-        return out, inside
+        return positions < lengths[:, None].astype(np.int32)
 
-    def _length(self, longest: int) -> int:
+    def length_for(self, longest: int) -> int:
+        """The padded length of a batch."""
         if self.padding == "max_length" and self.max_length is not None:
             longest = self.max_length
         multiple = self.pad_to_multiple_of or 1
@@ -312,7 +287,8 @@ class pad_collate:
                 if path in pads:
                     value = self._values[pads[path]]
                 padded, lengths = self._padding.apply(to_rows(values, path), value, path)
-                return Padded(padded, self._padding.mask(lengths, padded.shape[1]), lengths)
+                inside = self._padding.inside(lengths.numpy(), padded.shape[1])
+                return Padded(padded, _mask_of(inside), lengths)
             if isinstance(values[0], Mapping):
                 return _with_masks(stack_inside(values, path, special, _ONE_SHAPE), path)
             return USUAL
@@ -321,6 +297,12 @@ class pad_collate:
 
     def __repr__(self) -> str:
         return self._text
+
+
+def _mask_of(inside: npt.NDArray[np.bool_]) -> torch.Tensor:
+    mask = empty(inside.shape, torch.int64)
+    np.copyto(mask.numpy(), inside)
+    return mask
 
 
 def _values_by_field(name: str, given: Any) -> dict[str, Number]:
@@ -528,22 +510,24 @@ class TextCollator:
             The batch. None: the collator needs the samples themselves (to mask or truncate them, to
                 pad labels differently, or to raise an error).
         """
-        joined = None
-        if self._joins:
-            joined = self._padding.join(ids, lengths, self.pad_token_id)
-        if joined is None:
+        longest = int(lengths.max())
+        most = self._padding.max_length
+        if not self._joins or (most is not None and longest > most):
             return None
-        rows, inside = joined
-        mask = empty(inside.shape, torch.int64)
-        np.copyto(mask.numpy(), inside)
-        batch = {"input_ids": rows, "attention_mask": mask}
-        if own is None and self.labels is not None:
-            own = ids
+        inside = self._padding.inside(lengths, self._padding.length_for(longest))
+
+        def padded(values: AnyArray, pad: int) -> torch.Tensor:
+            out = empty(inside.shape, torch.int64)
+            rows = out.numpy()
+            rows.fill(pad)
+            rows[inside] = values.astype(np.int64, copy=False)
+            return out
+
+        batch = {"input_ids": padded(ids, self.pad_token_id), "attention_mask": _mask_of(inside)}
         if own is not None:
-            labels = batch["labels"] = empty(inside.shape, torch.int64)
-            marked = labels.numpy()
-            marked.fill(IGNORED)
-            marked[inside] = own.astype(np.int64, copy=False)
+            batch["labels"] = padded(own, IGNORED)
+        elif self.labels is not None:
+            batch["labels"] = padded(ids, IGNORED)
         return batch
 
     # -- samples to records: dicts of sequences

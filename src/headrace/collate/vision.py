@@ -115,12 +115,6 @@ class Normalization:
         return torch.add(made, shift, out=out)
 
 
-def check_normalize(value: object) -> None:
-    """Raises a ConfigError unless `normalize` is True, False or "host"."""
-    if not isinstance(value, bool) and value != "host":
-        raise ConfigError(f"normalize must be True, False or 'host', not {described(value)}")
-
-
 @functools.lru_cache(64)
 def _factors(
     normalization: Normalization,
@@ -257,7 +251,9 @@ class VisionCollator:
     ) -> None:
         self._text = short_call("VisionCollator", VisionCollator, locals())
         check_choice("channels", channels, ("first", "last", None))
-        check_normalize(normalize)
+        if not isinstance(normalize, bool) and normalize != "host":
+            what = described(normalize)
+            raise ConfigError(f"normalize must be True, False or 'host', not {what}")
         if not normalize and not (mean is None and std is None and dtype is None):
             raise ConfigError("normalize=False excludes mean=, std= and dtype=: leave these out")
         means, stds, fits_grey = _statistics(statistics, mean, std)

@@ -144,7 +144,8 @@ class EpisodeCollator:
             if inside:
                 lengths = padded[inside[0]]
                 longest = batch[inside[0][-1].names[0]].shape[1]
-                batch |= {MASK: self._padding.mask(lengths, longest).bool(), LENGTHS: lengths}
+                mask = torch.from_numpy(self._padding.inside(lengths.numpy(), longest))
+                batch |= {MASK: mask, LENGTHS: lengths}
             return batch
 
         return stack_tree(list(samples), special)

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 
 from headrace.arguments import check_choice, check_integer
+from headrace.collate.sequences import IGNORED
 from headrace.core.batcher import BatchReader, Collating, ColumnReader, MadeBatch
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder, Failed
@@ -46,8 +47,6 @@ OF_DOCUMENTS = (
     *("encoding", "errors", "chat_template", "delimiter"),
 )
 """Options that decide which documents there are."""
-IGNORED = -100
-"""The label of tokens that are not supervised."""
 CHAT_FIELDS = ("messages", "conversations")
 """The fields that may hold a chat; the first one that is not null counts."""
 _TOGETHER = 1024  # texts that are read at a time

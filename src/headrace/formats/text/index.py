@@ -453,17 +453,14 @@ class Scan:
                 continue
             first = np.concatenate([first, places])
             if first.size > 1:
-                line = head.lstrip(b"\r\n")[: first[1] - first[0]]
-                header += self._header(line.rstrip(b"\r\n"), delimiter)
+                line = head.lstrip(b"\r\n")[: first[1] - first[0]].rstrip(b"\r\n")
+                try:
+                    header += records.csv_row(line.decode(*self.codec), delimiter)
+                except UnicodeDecodeError as error:
+                    raise FormatError(
+                        "a byte of the first line, which names the fields, is not "
+                        f"{error.encoding} ({error.reason}); pass encoding= or errors="
+                    ) from None
                 yield first[1:]
         if not header:
             raise FormatError("it is empty: a CSV or TSV file begins with a line of field names")
-
-    def _header(self, line: bytearray, delimiter: str) -> list[str]:
-        try:
-            return records.csv_row(line.decode(*self.codec), delimiter)
-        except UnicodeDecodeError as error:
-            raise FormatError(
-                f"a byte of the first line, which names the fields, is not {error.encoding} "
-                f"({error.reason}); pass encoding= or errors="
-            ) from None

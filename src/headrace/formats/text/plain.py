@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import functools
 import io
 import os
 import zlib
@@ -94,7 +95,10 @@ def pieces_of(path: str, opened: BinaryIO) -> Iterator[bytes]:
     """
     with opened as file:
         ending = os.path.splitext(without_query(path))[1].lower()
-        yield from _READERS.get(ending, _as_it_is)(file, path)
+        if ending in _READERS:
+            yield from _READERS[ending](file, path)
+        else:
+            yield from iter(functools.partial(file.read, _PIECE), b"")
 
 
 def decompressed(data: bytes, name: str, budget: MemoryBudget | None = None) -> bytes:
@@ -134,11 +138,6 @@ def check_room(nbytes: int, budget: MemoryBudget | None) -> None:
             f"its content of {format_size(nbytes)} (or more) is too large for the memory budget, "
             f"which leaves room for {format_size(most)}: split it, or raise max_memory_usage"
         )
-
-
-def _as_it_is(file: BinaryIO, _: Any) -> Iterator[bytes]:
-    while piece := file.read(_PIECE):
-        yield piece
 
 
 def _from_gzip(file: BinaryIO, path: Any) -> Iterator[bytes]:

@@ -36,6 +36,8 @@ content decides.
 """
 _JSON = tuple(".json" + packed for packed in ("", *COMPRESSED))
 _field_limit = PerProcess(threading.Lock)
+# how a list of objects or texts begins, in UTF-8 or, but for zeros, in UTF-16
+_LIST = re.compile(rb"(?:\xef\xbb\xbf|\xff\xfe|\xfe\xff)?\s*\[\s*[{\"]")
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 
@@ -70,12 +72,10 @@ def unit_of(files: FileSet, head_of: Callable[[int], bytes]) -> str:
     names = files.names
     are_of_records = names.end_in(*BY_RECORD)
     are_json = names.end_in(*_JSON)
-    if (
-        are_json.any()
-        and (are_json | are_of_records).all()
-        and _is_list_of_records(head_of(int(are_json.argmax())))
-    ):
-        return "record"
+    if are_json.any() and (are_json | are_of_records).all():
+        head = head_of(int(are_json.argmax()))
+        if _LIST.match(head.replace(b"\0", b"")):
+            return "record"
     count = int(are_of_records.sum())
     if 0 < count < len(names):
         row = names[int(are_of_records.argmax())]
@@ -118,14 +118,6 @@ def another_delimiter(line: str, delimiter: str) -> str:
     if likely not in line:
         return ""
     return f"; its fields seem to be separated by {likely!r}: pass delimiter={likely!r}"
-
-
-def _is_list_of_records(head: bytes) -> bool:
-    """True if a JSON file begins as a list of objects or texts, in UTF-8 or UTF-16."""
-    return (
-        re.match(rb"(?:\xef\xbb\xbf|\xff\xfe|\xfe\xff)?\s*\[\s*[{\"]", head.replace(b"\0", b""))
-        is not None
-    )
 
 
 @contextlib.contextmanager
@@ -183,8 +175,10 @@ def json_places(data: bytes | bytearray) -> IntArray:
         try:
             _, end = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
+            # without its line and column, which are those of a text that nobody sees
+            cause = getattr(error, "msg", error)
             raise FormatError(
-                f"record {len(places) + 1:,} at byte {at:,} is not JSON: {_without_place(error)}"
+                f"record {len(places) + 1:,} at byte {at:,} is not JSON: {cause}"
             ) from None
         places.append(at)
         at = _space(text, end)
@@ -198,13 +192,6 @@ def json_places(data: bytes | bytearray) -> IntArray:
         raise FormatError(f"there is more after the end of the list, at byte {rest:,}")
     places.append(end)
     return np.array(places, np.int64)
-
-
-def _without_place(error: Exception) -> str:
-    """What a decoder says; its line and column would be those of a text that nobody sees."""
-    if isinstance(error, json.JSONDecodeError):
-        return error.msg
-    return str(error)
 
 
 def _space(text: str, at: int) -> int:
