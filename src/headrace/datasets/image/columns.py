@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from headrace.datasets.image.decoder import pixels_are
+from headrace.datasets.image.decoder import ImageDecoder, LabelDecoder, Opened
 from headrace.datasets.image.labels import FOLDERS, UNSET, Labels, Wanted, encoded
 from headrace.datasets.table import open_rows
 from headrace.errors import ConfigError, FormatError
 from headrace.formats.registry import detect, open_columns
 from headrace.formats.resolve.file_set import EXTENSIONS, FileSet
 from headrace.formats.resolve.resolver import DataPath, entries_of
-from headrace.formats.source import Source, sources_of
+from headrace.formats.source import sources_of
 from headrace.formats.table.columns import holds_images
 from headrace.formats.table.source import TableSource
 from headrace.formats.tar import TARS, TarSource
@@ -59,10 +59,11 @@ class TarImages(TarSource):
     ) -> None:
         super().__init__(data_path, reach=reach)
         self._column = column
-        self.target: Any = wanted.targets
+        self._target: Any = wanted.targets
         if wanted.targets is UNSET:
             first = super().read([0])[0] if len(self) else {}
-            self.target = _CLASSES if _CLASSES in first else None
+            self._target = _CLASSES if _CLASSES in first else None
+        self.decoder: type[ImageDecoder] = ImageDecoder if self._target is None else LabelDecoder
 
     def read(self, indices: Sequence[int]) -> list[Any]:
         picked = list[Any]()
@@ -71,13 +72,13 @@ class TarImages(TarSource):
             if image is None:
                 endings = (name for name in record if f".{name.rpartition('.')[2]}" in EXTENSIONS)
                 image = next(endings, "jpg")
-            for name in (image, self.target):
+            for name in (image, self._target):
                 if name is not None and name not in record:
                     has = ", ".join(record)
                     raise FormatError(f"the sample has no member {name!r}; it has {has}")
             sample = record[image]
-            if self.target is not None:
-                sample = (sample, record[self.target])
+            if self._target is not None:
+                sample = (sample, record[self._target])
             picked.append(sample)
         return picked
 
@@ -93,7 +94,7 @@ def _are_encoded(source: Any) -> bool:
 
 def open_column(
     data_path: DataPath, column: str | None, wanted: Wanted, reach: RemoteOptions
-) -> tuple[Source, Labels]:
+) -> Opened:
     """The images of a column, and their targets.
 
     Args:
@@ -115,18 +116,18 @@ def open_column(
     format_, where = detect(data_path, reach)
     source: Any
     if format_ is TARS:
-        return TarImages(where, column, wanted, reach), Labels(None, [])
+        source = TarImages(where, column, wanted, reach)
+        return Opened(source, decoder=source.decoder)
     assert column is not None
     rows: Any = open_rows(where, format_, column, name, vars(reach))
     if rows is None:
         if name is None:
-            source = open_columns(where, reach, [column]).column(column)
-        else:
-            source = open_columns(where, reach, [column, name]).rows([column, name])
-            source.target = name
-        return source, Labels(None, [])
+            return Opened(open_columns(where, reach, [column]).column(column))
+        source = open_columns(where, reach, [column, name]).rows([column, name])
+        return Opened(source, decoder=LabelDecoder)
     source = rows.sample_source
     first = sources_of(source)[0]
+    color = size = None
     if isinstance(first, TableSource):
         kind = first.first.schema.field(column).type
         if not holds_images(kind):
@@ -134,7 +135,10 @@ def open_column(
                 f"{first.first.shown}: column={column!r} is of type {kind}, not bytes of images"
             )
         source = TableImages(first.tables, first.files, [column], True)
-    elif not (pixels_are(first) or _are_encoded(first) or getattr(first, "is_flat", False)):
+    elif first.dtype == np.uint8 and len(first.shape) == 4 and first.shape[3] in (1, 3):
+        color = "RGB" if first.shape[3] == 3 else "L"
+        size = first.shape[1:3]
+    elif not (_are_encoded(first) or getattr(first, "is_flat", False)):
         raise FormatError(
             f"{first.path}: column={column!r}: the rows are {first.rows_are}, not images "
             f"(bytes, or uint8 [H, W, 3]): use {type(rows).__name__}"
@@ -143,4 +147,4 @@ def open_column(
     classes = list(rows.classes or [])
     if isinstance(targets, list) and not classes:
         targets, classes = encoded(targets)
-    return source, Labels(targets, classes)
+    return Opened(source, Labels(targets, classes), color=color, size=size)

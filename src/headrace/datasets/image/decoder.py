@@ -7,7 +7,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder
 from headrace.datasets.image.augment import Augment, Drawn, split_augment
 from headrace.datasets.image.coco import CocoTargets, Objects, instance_masks
+from headrace.datasets.image.labels import Labels
 from headrace.datasets.pixels import (
     IMAGENET,
     SIXTEEN_BIT,
@@ -115,16 +116,6 @@ def mask_image(mask: Mask) -> Image.Image:
 
 
 DEFAULT_SIZE = (224, 224)
-
-
-def pixels_are(source: Any) -> str | None:
-    """The colour of images whose records are uint8 [H, W, 3] or [H, W, 1]. None: records are not
-    pixels.
-    """
-    shape = getattr(source, "shape", None)
-    if shape is None or len(shape) != 4 or source.dtype != np.uint8:
-        return None
-    return {3: "RGB", 1: "L"}.get(shape[3])
 
 
 @dataclass(kw_only=True, eq=False)
@@ -489,6 +480,24 @@ class BoxDecoder(JointDecoder):
                 masks[number] = cut_mask(resize_nearest(mask, frame), drawn, self.crop_size)
             made["masks"] = torch.from_numpy(masks)
         return made
+
+
+class Opened(NamedTuple):
+    """Opened images.
+
+    Attributes:
+        source: reads their records.
+        labels: their targets and classes.
+        decoder: decodes them.
+        color: "RGB" or "L", if records are pixels. None: they are encoded.
+        size: (height, width) of these pixels.
+    """
+
+    source: Any
+    labels: Labels = Labels(None, [])
+    decoder: type[ImageDecoder] = ImageDecoder
+    color: str | None = None
+    size: tuple[int, int] | None = None
 
 
 def _areas(boxes: npt.NDArray[Any]) -> Any:

@@ -25,9 +25,8 @@ from headrace.datasets.image.decoder import (
     DEFAULT_SIZE,
     BoxDecoder,
     ImageDecoder,
-    LabelDecoder,
     MaskDecoder,
-    pixels_are,
+    Opened,
 )
 from headrace.datasets.image.labels import (
     BY_FOLDERS,
@@ -60,7 +59,7 @@ from headrace.formats.files import (
 from headrace.formats.hdf5 import HDF5
 from headrace.formats.resolve.file_set import EXTENSIONS, IMAGES, FileSet, Format
 from headrace.formats.resolve.resolver import DataPath, look_for
-from headrace.formats.source import ConcatSource, concatenated, sources_of
+from headrace.formats.source import concatenated, sources_of
 from headrace.formats.tar import TARS
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
@@ -69,14 +68,11 @@ from headrace.order.world import local_ranks
 
 if TYPE_CHECKING:
     from headrace.formats.hdf5.rows import HDF5Source
-    from headrace.formats.source import Source
-
-    ImageSource = FilesSource | PairedSource | HDF5Source | ConcatSource[HDF5Source] | Source
 
 
 def open_images(
     data_path: DataPath | FileSet, wanted: Wanted, reach: RemoteOptions, column: str | None = None
-) -> tuple[ImageSource, Labels]:
+) -> Opened:
     """Opens the images under a path, or in a column, and their targets.
 
     Raises:
@@ -105,7 +101,9 @@ def open_images(
                     f"{first}: pip install {plugin.package}, or pass a glob of the others"
                 )
         if wanted.targets in BY_FOLDERS or not names_masks(wanted.targets):
-            return files, labels_of(wanted, files.listing, reach)
+            labels = labels_of(wanted, files.listing, reach)
+            has_boxes = isinstance(labels.targets, CocoTargets)
+            return Opened(files, labels, BoxDecoder if has_boxes else ImageDecoder)
         wanted.refuse_options("unused_targets")
         check_splits(files.listing)
         try:
@@ -113,7 +111,7 @@ def open_images(
         except DataNotFoundError as error:
             raise DataNotFoundError(f"targets: {error}") from error
         mask_of = mask_numbers(files.listing, masks.listing, wanted.unused_targets)
-        return PairedSource(files, masks, mask_of), Labels(None, [])
+        return Opened(PairedSource(files, masks, mask_of), decoder=MaskDecoder)
     except BaseException:
         files.close()
         if masks is not None:
@@ -177,9 +175,7 @@ def labels_of(wanted: Wanted, files: FileSet, reach: RemoteOptions) -> Labels:
     return Labels(*encoded(separated(values, wanted.label_separator), "targets"))
 
 
-def _open_packed(
-    data_path: DataPath | FileSet, wanted: Wanted, reach: RemoteOptions
-) -> tuple[HDF5Source | ConcatSource[HDF5Source], Labels]:
+def _open_packed(data_path: DataPath | FileSet, wanted: Wanted, reach: RemoteOptions) -> Opened:
     """Opens the images in packed files, and their targets.
 
     Raises:
@@ -220,7 +216,10 @@ def _open_packed(
                 f"{other.path} and {first.path} can't be one dataset: classes, sizes or colours "
                 "differ, or only one has targets: pack them again, or pass targets=None"
             )
-    whole = concatenated(sources)
+    images = Opened(concatenated(sources))
+    if info.store == "decoded":
+        height, width, *_ = first.shape[1:] or first.dtype[IMAGE].shape
+        images = images._replace(color=info.image["color"], size=(int(height), int(width)))
     kept = info.image.get("targets")
     has_outlines = kept == BOXES and first.has_column(SEGMENTATIONS)
     if wanted.masks and not (has_outlines and wanted.targets is not None):
@@ -228,22 +227,26 @@ def _open_packed(
     if kept == MASKS:
         for source in sources:
             source.give_pairs(images_alone=wanted.targets is None)
-    if wanted.targets is None or kept == MASKS:
-        return whole, Labels(None, [])
+    if wanted.targets is None:
+        return images
+    if kept == MASKS:
+        return images._replace(decoder=MaskDecoder)
     classes = list(info.classes or [])
     if kept == BOXES:
         if has_outlines:
             import_pycocotools()
         numbers = dict(zip(classes, info.image["class_ids"], strict=True))
-        return whole, Labels(CocoTargets.of_packs(sources, numbers), classes)
-    if not columns:
-        return whole, Labels(None, classes)
-    rows = np.concatenate(columns)
-    if info.target_columns is None:
-        return whole, Labels(rows, classes)
-    dicts = ColumnTargets.of_rows(rows)
-    named = {name: list(found) for name, found in info.target_columns if found}
-    return whole, Labels(dicts, [], dicts.columns, named)
+        labels = Labels(CocoTargets.of_packs(sources, numbers), classes)
+        return images._replace(labels=labels, decoder=BoxDecoder)
+    labels = Labels(None, classes)
+    if columns:
+        rows = np.concatenate(columns)
+        labels = Labels(rows, classes)
+        if info.target_columns is not None:
+            dicts = ColumnTargets.of_rows(rows)
+            named = {name: list(found) for name, found in info.target_columns if found}
+            labels = Labels(dicts, [], dicts.columns, named)
+    return images._replace(labels=labels)
 
 
 def _common(source: HDF5Source) -> tuple[Any, ...]:
@@ -388,7 +391,8 @@ class ImageDataset(BaseDataset):
             targets = checked_targets(targets, self.data_path)
         wanted = Wanted(targets, target_name, label_separator, delimiter, masks, unused_targets)
         reach, common = RemoteOptions.split(options)
-        source, labels = open_images(data_path, wanted, reach, column)
+        images = open_images(data_path, wanted, reach, column)
+        labels = images.labels
         self.classes: list[str] = labels.classes
         self.label_columns = dict(labels.columns)
         self.column_classes = dict(labels.column_classes)
@@ -408,35 +412,18 @@ class ImageDataset(BaseDataset):
                 f"dtype={dtype!r} is for normalised images, without transform and "
                 "normalize=False: leave one of them out"
             )
-        packed = sources_of(source)[0]
-        info: Any = getattr(packed, "info", None)
-        stored_color: str | None = None  # of pixels
-        if info is not None and info.store == "decoded":
-            stored_color = info.image["color"]
-        elif column is not None:
-            stored_color = pixels_are(packed)
-        if stored_color not in (None, color):
-            raise ConfigError(f"color={color!r}: the stored pixels are {stored_color!r}: pass that")
-        is_stored_decoded = stored_color is not None
-        size: tuple[int, int] | None = None
-        if image_size is not UNSET:
-            if image_size is not None:
-                size = image_sides(image_size, "image_size", ", or None")
-        elif is_stored_decoded:
-            shape = packed.shape[1:] or packed.dtype[IMAGE].shape
-            size = (int(shape[0]), int(shape[1]))
-        elif not transformed and augment.size is None:
+        if images.color not in (None, color):
+            raise ConfigError(f"color={color!r}: the stored pixels are {images.color!r}: pass that")
+        size = images.size
+        if image_size is None:
+            size = None
+        elif image_size is not UNSET:
+            size = image_sides(image_size, "image_size", ", or None")
+        elif images.color is None and not transformed and augment.size is None:
             size = DEFAULT_SIZE
         self.image_size: tuple[int, int] | None = size
-        decoder_class: type[ImageDecoder] = ImageDecoder
-        if isinstance(labels.targets, CocoTargets):
-            decoder_class = BoxDecoder
-        elif isinstance(source, PairedSource) or getattr(packed, "gives_pairs", False):
-            decoder_class = MaskDecoder
-        elif getattr(source, "target", None) is not None:  # a column of class numbers
-            decoder_class = LabelDecoder
         usage = common.get("max_memory_usage", 0.8)
-        sample_decoder = decoder_class(
+        sample_decoder = images.decoder(
             color=color,
             image_size=size,
             is_size_given=image_size is not UNSET,
@@ -445,21 +432,21 @@ class ImageDataset(BaseDataset):
             transform_input=transform_input,
             augment=augment,
             transformed=transformed,
-            is_stored_decoded=is_stored_decoded,
+            is_stored_decoded=images.color is not None,
             hold=common.get("hold"),
             left=MemoryBudget(usage, local_world_size=local_ranks).left,
             is_joint=is_joint,
             dtype=FLOAT32 if dtype is None else normalized_dtype(dtype),
         )
         super().__init__(
-            source,
+            images.source,
             sample_decoder=sample_decoder,
             targets=labels.targets,
             transform=transform,
             loading_mode=loading_mode,
             **common,
         )
-        if decoder_class is BoxDecoder:
+        if images.decoder is BoxDecoder:
             is_of_one_size = (sample_decoder.crop_size or size) is not None
             self.collate: Callable[[list[Any]], Any] | str | None = DetectionCollator(
                 stack=is_of_one_size
