@@ -89,17 +89,6 @@ class TestCapacity:
         with pytest.raises(TypeError):
             pickle.dumps(SampleStore(1, 100))
 
-    def test_an_empty_store_begins_again_at_its_start(self) -> None:
-        """The second sample fits neither behind the first nor in what is left to the end."""
-        first, second = np.zeros(500, np.uint8), np.ones(560, np.uint8)
-        sizes = [SampleStore.nbytes_of(bytes(value)) for value in (first, second)]
-        store = SampleStore(2, max(sizes) + 128, "lru")
-        assert sum(sizes) > store.capacity
-        for _ in range(3):
-            for index, value in enumerate((bytes(first), bytes(second))):
-                assert store.put(index, value) and same(store.get(index), value)
-                assert len(store) == 1
-
     def test_the_largest_sample_that_fits_does(self) -> None:
         for policy in POLICIES:
             for capacity in (-5, 0, 31):

@@ -693,8 +693,8 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
             LoadingMode.LAZY: "nothing is held",
             LoadingMode.STREAMING: "only the read-ahead window is held",
         }.get(self.loading_mode, f"{held} are held, shared by all workers")
-        if self._value_source is not None and self._value_source.holds:
-            held = self._value_source.holds
+        if self._value_source is not None:
+            held = self._value_source.holds or held
         lines = [
             f"{type(self).__name__}: {len(self):,} samples from "
             f"{type(self.sample_source).__name__}",

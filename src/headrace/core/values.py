@@ -52,7 +52,7 @@ class Coming(NamedTuple):
     """The edges of runs of stored samples that are all used soon after their first one (see
     `EpochOrder.segments`). None: there is no memory for the open runs.
     """
-    whole: Callable[[IntArray], IntArray] = np.asarray
+    whole: Callable[[IntArray], IntArray]
     """From indices in the batches to numbers of records."""
 
 

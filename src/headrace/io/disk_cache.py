@@ -253,7 +253,7 @@ class DiskCache:
             os.path.join(self.folder, "ledger"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
         )
         try:
-            if not wait_for_lock(fd, time.monotonic() + _PATIENCE_S):
+            if not wait_for_lock(lambda: try_lock(fd), _PATIENCE_S, 0.01):
                 raise TimeoutError(
                     errno.ETIMEDOUT,
                     "another process holds the lock of the disk cache, and does not go on",

@@ -190,9 +190,10 @@ def try_lock(fd: int, byte: int | None = None, *, shared: bool = False) -> bool:
     return True
 
 
-def wait_for_lock(fd: int, end: float, byte: int | None = None, *, poll_s: float = 0.01) -> bool:
-    """As `try_lock`, but tries again until a moment of the monotonic clock."""
-    while not try_lock(fd, byte):
+def wait_for_lock(attempt: Callable[[], bool], patience: float, poll_s: float) -> bool:
+    """Repeats an attempt to lock for `patience` seconds. False: it never succeeded."""
+    end = time.monotonic() + patience
+    while not attempt():
         if time.monotonic() >= end:
             return False
         time.sleep(poll_s)
@@ -236,11 +237,7 @@ class ProcessLock:
             if fcntl is None:  # Windows: what is locked is a process's own there
                 yield True
                 return
-            deadline = time.monotonic() + PATIENCE
-            is_held = self._try()
-            while not is_held and time.monotonic() < deadline:
-                time.sleep(0.0002)
-                is_held = self._try()
+            is_held = wait_for_lock(self._try, PATIENCE, 0.0002)
             try:
                 yield is_held  # else its holder is stopped (a dead one holds no lock)
             finally:

@@ -208,14 +208,9 @@ class SampleStore:
     ) -> None:
         self.length: int = int(length)
         self.max_items: int | None = max_items
-        self._memory = memory or AnonymousMemory(log_at(length) + max(0, int(capacity)), "store")
-        self._open()
-        if policy == "lru":
-            self.use_lru()
-
-    def _open(self) -> None:
-        memory = self._memory
-        self._log_at = log_at(self.length)
+        self._log_at = log_at(length)
+        memory = memory or AnonymousMemory(self._log_at + max(0, int(capacity)), "store")
+        self._memory = memory
         self.capacity: int = memory.nbytes - self._log_at
         self.header = _Header.from_buffer(memory.map)
         self._table = memory.array(_TABLE_AT, (self.length,), np.int64)
@@ -226,6 +221,8 @@ class SampleStore:
         self._entries: AnyArray = np.empty(0)  # the log, as NumPy sees it then
         self._rows: AnyArray = np.empty(0)  # in it, read-only
         self.write_error: OSError | None = None  # of this process
+        if policy == "lru":
+            self.use_lru()
 
     # -- what is held
 
@@ -591,12 +588,8 @@ class SampleStore:
 
     # -- other processes
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in ("length", "max_items", "_memory")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._open()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SampleStore, (self.length, 0, "keep", self.max_items, self._memory)
 
 
 def log_at(length: int) -> int:
@@ -710,7 +703,7 @@ def open_machine_store(
 def _locked_folder(folder: str | os.PathLike[str], patience: float = _PATIENCE) -> Iterator[None]:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        if not wait_for_lock(fd, time.monotonic() + patience, poll_s=0.002):
+        if not wait_for_lock(lambda: try_lock(fd), patience, 0.002):
             raise OSError(
                 errno.EAGAIN,
                 f"another process has kept {folder} locked for {patience:g} s: resume or end it",
