@@ -76,8 +76,9 @@ class Collating:
     """
 
     def __init__(self, function: Callable[[Any], Any] | None, of_one: bool = False) -> None:
-        self.function, self._of_one = function, of_one
-        self.stacks: bool = function is stack_collate and not of_one
+        self.function = function
+        self._of_one = of_one
+        self.stacks: bool = self.calls(stack_collate)
         """True if samples are stacked."""
         self.join: Join | None = (
             function.join if type(function) is TextCollator and not of_one else None

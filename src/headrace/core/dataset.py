@@ -799,7 +799,8 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         """
         array = np.asarray(indices, np.int64)
         length = len(self)
-        if array.size and array.view(np.uint64).max() >= length:  # negative ones are the largest
+        # as unsigned numbers, negative ones are the largest
+        if array.size and np.maximum.reduce(array.view(np.uint64), axis=None) >= length:
             outside = array[(array < -length) | (array >= length)]
             if outside.size:
                 raise IndexError(

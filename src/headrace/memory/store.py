@@ -14,8 +14,8 @@ Positions in the log only grow; position p is at byte p % size of the log. The e
   instruction, it leaves an entry that no table entry points to, and the next writer continues.
 * To make room, a writer clears the table entry of the oldest sample, then moves `tail`, and only
   then overwrites its bytes.
-* Readers take no lock. They copy the entry and then check layout, `tail` and table again. If one
-  of them has moved on, the copy may be torn; it is dropped, and the sample counts as missing.
+* Readers take no lock. They copy the entry and then check layout and table again. If one of them
+  has changed, the copy may be torn; it is dropped, and the sample counts as missing.
 * While all samples so far are arrays of numbers of one shape and dtype, entries are rows: an index
   and the bytes of the array, all of one size, none of which passes the end of the log. A batch is
   copied at once then (`rows`), and checked in the same way. The first sample that is another drops
@@ -356,21 +356,19 @@ class SampleStore:
 
     def _is_held(self, index: int, position: int, layout: Layout | None) -> bool:
         _fence()
-        if int(self._table[index]) != position + 1 or self.header.tail > position:
-            return False
-        return self.is_mixed is (layout is None)
+        return int(self._table[index]) == position + 1 and self.is_mixed is (layout is None)
 
     def rows(self, indices: IntArray) -> Rows | None:
         """The rows of samples, without a copy. None: not all are held, or they are no rows."""
         layout = self.layout
         if layout is None or not len(indices):
             return None
-        rows = Rows(self, layout, indices)
-        if rows.oldest < 0:
+        found = self._table[indices]
+        if np.count_nonzero(found) < len(found):
             return None
         if self.header.lru:
             self._touched[indices] = 1
-        return rows
+        return Rows(self, layout, indices, found)
 
     # -- writing
 
@@ -602,15 +600,14 @@ class Rows:
     tells whether they were cached all the time.
     """
 
-    def __init__(self, store: SampleStore, layout: Layout, indices: IntArray) -> None:
+    def __init__(
+        self, store: SampleStore, layout: Layout, indices: IntArray, found: AnyArray
+    ) -> None:
         self._store = store
-        self._layout = layout
         self._indices = indices
-        self._positions: IntArray = store._table[indices] - 1
+        self._found = found  # in the table
         self._rows = store._rows
-        self._numbers: IntArray = self._positions // layout.entry % len(self._rows)
-        self.oldest: int = int(self._positions.min())
-        """The lowest position; -1: a sample is not cached."""
+        self._numbers: IntArray = (found - 1) // layout.entry % len(self._rows)
         self.spec: ArraySpec = layout.spec
 
     def __len__(self) -> int:
@@ -620,9 +617,9 @@ class Rows:
         """True if no sample was evicted since these rows were looked up."""
         store = self._store
         _fence()
-        if store.is_mixed or store.header.tail > self.oldest:
-            return False
-        return bool((store._table[self._indices] - 1 == self._positions).all())
+        # as bytes: `all` takes 15 times as long for few rows
+        is_same = store._table[self._indices].tobytes() == self._found.tobytes()
+        return is_same and not store.is_mixed
 
     def __getitem__(self, number: int) -> AnyArray:
         """A sample as it lies in the store, read-only; as an array, of whatever shape."""
