@@ -48,14 +48,14 @@ T = TypeVar("T")
 
 
 class EpisodeOptions(NamedTuple):
-    """What is read of each file.
+    """What to read of each file.
 
     Attributes:
-        groups: pattern of the groups' paths; "": each file is one; None: found out.
-        keys: arrays with one row per step, or patterns of such; None: all.
-        static: arrays and values without an axis of time.
-        episodes: which ones: names, or the path of an array in each file; None: all.
-        windows: by key or pattern, steps of a window; None: whole episodes.
+        groups: pattern of the paths of groups. "": each file is an episode. None: it is detected.
+        keys: arrays with one row per step, or patterns of their paths. None: all.
+        static: arrays and values without a time axis.
+        episodes: names of the episodes to read, or the path of an array in each file. None: all.
+        windows: steps of a window, or a dict of steps by key or pattern. None: whole episodes.
     """
 
     groups: str | None = None
@@ -65,11 +65,11 @@ class EpisodeOptions(NamedTuple):
     windows: int | Mapping[str, int] | None = None
 
 
-# -- what a file holds
+# -- the contents of a file
 
 
 def claims(tree: Tree) -> str | None:
-    """ "" if a file unmistakably holds episodes; None: it holds something else."""
+    """ "" if a file certainly contains episodes. None: it contains something else."""
     return "" if is_replay(tree) or has_numbered_groups(tree) else None
 
 
@@ -91,8 +91,8 @@ def has_numbered_groups(tree: Tree) -> bool:
 
 
 def groups_matching(tree: Tree, pattern: str) -> list[str]:
-    """The paths of the groups that a pattern means, such as "data/demo_*", in natural order; "":
-    the file itself.
+    """The paths of the groups that match a pattern such as "data/demo_*", in natural order. "": the
+    file itself.
     """
     found = [""]
     for part in filter(None, pattern.split("/")):
@@ -106,17 +106,17 @@ def groups_matching(tree: Tree, pattern: str) -> list[str]:
 
 
 def arrays_in(tree: Tree, group: str) -> list[str]:
-    """The arrays below a group that have an axis, by their paths in it, in natural order."""
+    """The arrays below a group that have an axis, by their relative paths, in natural order."""
     start = len(join(group, ""))
     names = [name for name in tree.nodes(group) if tree.is_array(name) and tree.shape(name)]
     return sorted((name[start:] for name in names), key=_natural)
 
 
 def episode_ends(tree: Tree) -> IntArray:
-    """[episodes] the rows after the last ones of the episodes of a replay buffer.
+    """The row after the last step of each episode of a replay buffer ([episodes] int64).
 
     Raises:
-        FormatError: they are no integers, or don't rise.
+        FormatError: the ends are not integers, or don't rise.
     """
     where = f"{tree.shown}: {ENDS}"
     shape = tree.shape(ENDS)
@@ -152,7 +152,7 @@ def _is_pattern(name: str) -> bool:
 
 
 def _matching(pattern: str, keys: Sequence[str], static: Sequence[str]) -> list[str]:
-    """The keys that a pattern means, but for static ones; what is no pattern is a key itself."""
+    """The keys that match a pattern, without static ones; or the key itself, if it is none."""
     if not _is_pattern(pattern):
         return [pattern.strip("/")]
     return [key for key in keys if fnmatch.fnmatchcase(key, pattern) and key not in static]
@@ -169,10 +169,10 @@ def _check_episodes(missing: Collection[str], names: Iterable[str]) -> None:
 
 
 def by_key(option: str, given: Mapping[str, T], keys: Sequence[str]) -> dict[str, T]:
-    """What an option gives keys, or patterns of such.
+    """The values of an option that is given by key or pattern.
 
     Raises:
-        ConfigError: a pattern means no key.
+        ConfigError: a pattern matches no key.
     """
     found: dict[str, T] = {}
     for pattern, value in given.items():
@@ -187,14 +187,14 @@ def by_key(option: str, given: Mapping[str, T], keys: Sequence[str]) -> dict[str
 
 
 class _Finder:
-    """Finds the episodes of files, one after the other: what the first episode has, all others must
-    have, and where the first file is a replay buffer, all others must be.
+    """Finds the episodes of files, one file after the other. All episodes must have the keys of the
+    first one. If the first file is a replay buffer, all must be.
 
     Attributes:
-        keys: of all episodes; None: none was found so far.
-        missing: names of episodes that are wanted, and were in no file so far.
-        known: names of episodes that exist, for a message about those.
-        are_buffers: True if the files are replay buffers; None: not known yet.
+        keys: keys of all episodes. None: no episode was found yet.
+        missing: requested episodes that no file had yet.
+        known: names of the episodes found, for the message about missing ones.
+        are_buffers: True if the files are replay buffers. None: not known yet.
     """
 
     def __init__(self, options: EpisodeOptions) -> None:
@@ -210,8 +210,8 @@ class _Finder:
         """The episodes of a file.
 
         Raises:
-            MissingNameError: it has no such groups, arrays or values.
-            FormatError: arrays of an episode have different lengths, or are damaged.
+            MissingNameError: the file has no such groups, arrays or values.
+            FormatError: arrays of an episode differ in length, or are damaged.
         """
         if self.are_buffers is None:
             self.are_buffers = is_replay(tree)
@@ -242,7 +242,7 @@ class _Finder:
         return episodes
 
     def _pattern(self, tree: Tree) -> str:
-        """The pattern of the episodes if the user did not pass it."""
+        """Detects the pattern of the groups."""
         if has_numbered_groups(tree):
             return f"{STEPS}/*"
         kinds = {name: tree.kind(name) for name in tree.children("")}
@@ -259,7 +259,7 @@ class _Finder:
         )
 
     def _value(self, tree: Tree, group: str, key: str) -> Any:
-        """A static value: of an array, or of an attribute of the episode."""
+        """A static value: an array, or an attribute of the episode."""
         name = join(group, key)
         if tree.is_array(name):
             return tree.whole(name)[()]
@@ -313,7 +313,7 @@ class _Finder:
     # -- both
 
     def _chosen(self, tree: Tree, names: Sequence[str]) -> list[int]:
-        """The numbers of the episodes that are read, rising."""
+        """The numbers of the episodes to read, in order."""
         wanted = self.options.episodes
         if wanted is None:
             return [*range(len(names))]
@@ -345,7 +345,7 @@ class _Finder:
         return sorted({numbers[one] for one in listed.reshape(-1).tolist()})
 
     def _keys_of(self, tree: Tree, group: str) -> list[str]:
-        """The keys, by the first episode."""
+        """The keys of the first episode."""
         if self.keys is not None:
             return self.keys
         patterns = ("*",) if self.options.keys is None else self.options.keys
@@ -374,7 +374,7 @@ class _Finder:
         return self.keys
 
     def _arrays(self, tree: Tree, group: str) -> dict[str, StoredArray]:
-        """The arrays of a group, by key; all have as many rows."""
+        """The arrays of a group by key, which have equal numbers of rows."""
         arrays: dict[str, StoredArray] = {}
         for key in self._keys_of(tree, group):
             array = tree.stored(join(group, key))
@@ -420,12 +420,12 @@ def open_episodes(
 
     Args:
         data_path, reach, direct: see `look_into`.
-        options, windows: what is read, and how samples are cut.
-        decode_image: decodes the images of records.
+        options, windows: what to read, and the windows.
+        decode_image: decodes the images of TFRecord files.
 
     Raises:
         MissingNameError, FormatError, ConfigError: see `EpisodeDataset`.
-        DataNotFoundError, AccessError, RemoteError: a file is missing, or can't be read.
+        DataNotFoundError, AccessError, RemoteError: a file does not exist, or can't be read.
     """
     kind, where = look_for(data_path, (HDF5, ZARR, TFRECORD), reach)
     try:
@@ -522,7 +522,7 @@ def _joined(
     opened: OpenArrays[Any],
     windows: WindowOptions,
 ) -> EpisodeSource:
-    """The episodes of all files, in order."""
+    """The episodes of all files as one source."""
     options = finder.options
     keys = finder.keys or []
     steps = _windows_of(keys, options, windows)
@@ -551,7 +551,7 @@ def _joined(
 
 
 def _warn_of_empty(episodes: Sequence[str]) -> None:
-    """Warns of episodes without steps, by where they lie."""
+    """Warns of episodes without steps, given by their locations."""
     if episodes:
         more = ""
         if len(episodes) > 1:
@@ -562,7 +562,7 @@ def _warn_of_empty(episodes: Sequence[str]) -> None:
 def _windows_of(
     keys: Sequence[str], options: EpisodeOptions, windows: WindowOptions
 ) -> Mapping[str, int | None]:
-    """The steps of a window of each key."""
+    """The number of steps in a window of each key."""
     if windows.window is not None and MASK in (*keys, *options.static):
         raise ConfigError(
             f"an array is called {MASK!r}, the name of the mask of windows: leave it out of keys="
@@ -580,7 +580,7 @@ def _windows_of(
 
 
 def _stacked(values: Sequence[Any]) -> Sequence[Any] | SharedArray:
-    """Static values: numbers of one shape in one array, which workers share."""
+    """Static values of all episodes; numbers of one shape as one array, which workers share."""
     arrays = [np.asarray(value) for value in values]
     specs = {(array.shape, array.dtype) for array in arrays}
     if len(specs) == 1 and arrays[0].dtype.kind in "biufc":

@@ -2,8 +2,8 @@
 
 A TFRecord holds the values of all steps, such as ``steps/action``: numbers in a flat list, encoded
 images in a list of bytes. ``features.json`` in the same folder gives their shapes and dtypes. A
-record is read and parsed as a whole, and cached like a decoded chunk; of its images those of the
-steps that are wanted are decoded.
+record is read and parsed as a whole, and cached like a decoded chunk. Only the images of the steps
+of a window are decoded.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _FEATURES = "features.json"
 _IMAGE = "image"
 _NUMBERS = "none"
 READ = (_IMAGE, _NUMBERS, "bytes", "zlib")
-"""Encodings of what can be cut into windows."""
+"""Encodings of features that can be cut into windows."""
 
 
 class Feature(NamedTuple):
-    """A feature: its encoding, which is "image", that of a tensor, or what else it holds; and shape
-    and dtype of a step.
+    """A feature: its encoding ("image", that of a tensor, or the name of another type), and the
+    shape and dtype of a step.
     """
 
     encoding: str
@@ -57,7 +57,7 @@ class Feature(NamedTuple):
         """The value of a step.
 
         Raises:
-            FormatError: it is damaged, or of another shape.
+            FormatError: the value is damaged, or has another shape.
         """
         dtype = np.dtype(self.dtype)
         nbytes = math.prod(self.shape) * dtype.itemsize
@@ -78,11 +78,11 @@ class Feature(NamedTuple):
 
 
 DecodeImage = Callable[[bytes, int, np.dtype[Any]], npt.NDArray[Any]]
-"""Makes pixels [H, W, C] from an encoded image, the number of its channels, and their dtype."""
+"""Decodes an image to pixels [H, W, C], given its bytes, the number of channels and the dtype."""
 
 
 def _declared(node: Mapping[str, Any], name: str = "") -> Iterator[tuple[str, Feature]]:
-    """The features that a node of `features.json` describes, by their names in records."""
+    """The features in a node of `features.json`, by their names in records."""
     if "featuresDict" in node:
         for key, child in node["featuresDict"]["features"].items():
             yield from _declared(child, f"{name}/{key}" if name else key)
@@ -104,11 +104,11 @@ def _declared(node: Mapping[str, Any], name: str = "") -> Iterator[tuple[str, Fe
 
 
 def features_beside(found: FileSet, files: Files) -> dict[str, Feature] | None:
-    """The features of the records of some files, by their names; None: the first of these has no
-    `features.json` beside it that may be read, or it describes no steps.
+    """The features of the records of some files, by name. None: there is no readable
+    `features.json` beside the first file, or it describes no steps.
 
     Raises:
-        FormatError: one is damaged, or they differ.
+        FormatError: a `features.json` is damaged, or two differ.
     """
     if _FEATURES not in found.beside:
         found.beside[_FEATURES] = _read_features(found.urls(), files)
@@ -143,11 +143,11 @@ def _read_features(paths: Sequence[str], files: Files) -> dict[str, Feature] | N
 
 
 def open_records(found: FileSet, reach: RemoteOptions) -> tuple[TFRecordSource, dict[str, Feature]]:
-    """The records of a data set of RLDS, and their features by name: those of steps begin with
-    `STEPS`.
+    """The records of an RLDS dataset, and their features by name. The names of features of steps
+    begin with `STEPS`.
 
     Raises:
-        FormatError: there is no `features.json`; a file is damaged.
+        FormatError: there is no `features.json`, or a file is damaged.
     """
     check_splits(found)
     paths = found.urls()
@@ -174,7 +174,7 @@ def values_of(
     names: Sequence[str],
     numbers: IntArray,
 ) -> dict[str, list[Any]]:
-    """Values of some records without an axis of time; of a feature of the steps that of the first.
+    """Values of some records without a time axis; of a feature of the steps, the first value.
 
     Raises:
         MissingNameError, FormatError: a record has no such feature, or is damaged.
@@ -202,7 +202,7 @@ def values_of(
 
 
 class _Steps(NamedTuple):
-    """The values of a record by key: arrays [steps, ...], or a list with the bytes of each step."""
+    """The values of a record by key: an array [steps, ...], or a list of the bytes of each step."""
 
     values: dict[str, Any]
     nbytes: int
@@ -260,13 +260,13 @@ class _RecordChunks(Chunks):
 
 
 class RecordEpisodes(EpisodeSource):
-    """Episodes that are a record each, or windows over their steps.
+    """Episodes in TFRecord files, a record each, or windows over their steps.
 
     Args:
         source: the records of all files.
-        numbers: those of the episodes.
-        features: of the steps, by key.
-        names: of the episodes.
+        numbers: the number of the record of each episode ([episodes] int64).
+        features: the features of the steps, by key.
+        names: names of the episodes.
         windows, keys, static: see `EpisodeSource`.
         decode_image: decodes images.
     """

@@ -1,17 +1,17 @@
-"""Episodes: arrays whose rows are the steps of one recording, or runs of rows of longer ones, read
-as a whole or in windows over time.
+"""Reads episodes, whole or in windows over time: arrays with a row per step, or ranges of the rows
+of longer arrays.
 
 NOTE [ from windows to arrays ]
 
-* A key, such as "obs/image", has one array in each episode, or one for many; its rows, all of one
-  shape and dtype, are the steps.
-* Windows of one length begin `stride` steps apart in each episode, perhaps before its first step,
-  and may end behind its last one. All follows from the lengths of the episodes by arithmetic: there
-  is no list of windows.
-* Where arrays lie in their file as they are, in one piece, nothing is held of each but file and
-  first byte, and the steps that a batch needs of all keys and episodes are read by one call.
-* Other arrays have a reader each. What a batch needs of one is read together, so that a chunk is
-  decoded once; several in threads.
+* A key, such as "obs/image", has an array in each episode, or one for many episodes. Its rows, of
+  one shape and dtype, are the steps.
+* Windows of one length begin `stride` steps apart. They may begin before the first step of an
+  episode, and end after its last one. They follow from the lengths of the episodes by arithmetic:
+  there is no list of windows.
+* Of a contiguous, uncompressed array only the file and the first byte are held. The steps that a
+  batch needs, of all keys and episodes, are read by one call.
+* Each other array has a reader. The steps that a batch needs of an array are read together, so that
+  each chunk is decoded once; several arrays are read in threads.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ from headrace.io.ranges import ByteRanges
 from headrace.memory.anonymous import SharedArray
 from headrace.sorting import distinct
 
-# bytes of a band that is worth caching, and that chunks may make it
+# bytes of a band at least, and at most if it consists of whole chunks
 _BAND = 64 << 10
 _MOST_BAND = 4 << 20
 MASK = "mask"
-"""Of windows: which steps lie inside of the episode."""
+"""The key of the mask of a window: which steps are inside the episode."""
 
 
 class WindowOptions(NamedTuple):
-    """How windows lie in an episode.
+    """The windows of an episode.
 
     Attributes:
-        window: steps of a window; None: a sample is a whole episode.
-        stride: from the beginning of one window to that of the next.
-        before: steps that the first window begins before the episode.
-        after: steps that windows may end behind the episode.
-        pad: what a window has there: "edge": the first or last step again; "constant": zeros.
+        window: steps of a window. None: samples are whole episodes.
+        stride: steps from the start of one window to the start of the next.
+        before: steps by which the first window starts before the episode.
+        after: steps by which windows may reach past the end of the episode.
+        pad: values of steps outside the episode: "edge": the first or last step; "constant": zeros.
     """
 
     window: int | None = None
@@ -68,8 +68,8 @@ class Windows:
     """The windows of some episodes; or, without a window, the episodes themselves.
 
     Args:
-        lengths: [episodes] steps of each, one at least.
-        options: how windows lie in them.
+        lengths: number of steps of each episode, at least one ([episodes] int64).
+        options: length, stride and padding of the windows.
     """
 
     def __init__(self, lengths: IntArray, options: WindowOptions) -> None:
@@ -86,16 +86,16 @@ class Windows:
 
     @property
     def lengths(self) -> IntArray:
-        """[episodes] steps of each."""
+        """Number of steps of each episode ([episodes] int64)."""
         return self._lengths.array
 
     @property
     def counts(self) -> IntArray:
-        """[episodes] windows of each."""
+        """Number of windows of each episode ([episodes] int64)."""
         return np.diff(self._first.array)
 
     def places(self, indices: npt.NDArray[np.int64]) -> tuple[IntArray, IntArray]:
-        """The episode of each window, and the step that it begins at, which may be below 0."""
+        """The episode of each window, and the step at which it begins, which may be negative."""
         episodes = np.searchsorted(self._first.array, indices, side="right") - 1
         numbers = indices - self._first.array[episodes]
         return episodes, numbers * self.options.stride - self.options.before
@@ -103,7 +103,7 @@ class Windows:
     def inside(
         self, episodes: IntArray, starts: IntArray, window: int | None
     ) -> tuple[IntArray, IntArray]:
-        """The first step that is read of each window, and one past the last: at least one."""
+        """The first step to read of each window, and one past the last: at least one step."""
         lengths = self.lengths[episodes]
         if window is None:
             return np.zeros(len(episodes), np.int64), lengths
@@ -111,26 +111,26 @@ class Windows:
         return firsts, np.minimum(np.maximum(starts + window, firsts + 1), lengths)
 
     def holding(self, episodes: IntArray, firsts: IntArray, ends: IntArray) -> list[range]:
-        """The numbers of the windows that spans of steps lie in, of windows that don't overlap and
-        begin at the first step.
+        """The numbers of the windows that contain each span of steps, for windows that don't
+        overlap and begin at the first step.
         """
         begins = self._first.array[episodes]
         stride = self.options.stride
         return [*map(range, begins + firsts // stride, begins + -(-ends // stride))]
 
     def masks(self, episodes: IntArray, starts: IntArray) -> npt.NDArray[np.bool_]:
-        """[windows, window]: True where a step lies inside of its episode."""
+        """True for steps inside their episode ([windows, window] bool)."""
         steps = starts[:, None] + np.arange(self.options.window or 0)
         inside: npt.NDArray[np.bool_] = (steps >= 0) & (steps < self.lengths[episodes][:, None])
         return inside
 
     def blocks(self, height: int, begins: IntArray, edges: IntArray) -> IntArray:
-        """How many consecutive samples begin within the same rows.
+        """Numbers of consecutive samples that begin in the same block of rows ([blocks] int64).
 
         Args:
-            height: number of rows.
-            begins: [episodes] the row of the first step of each.
-            edges: [runs + 1] where each run of rows begins, in which these are counted.
+            height: rows of a block.
+            begins: the row of the first step of each episode ([episodes] int64).
+            edges: the first row of each array, and one past the last ([arrays + 1] int64).
         """
         counts = -(-np.diff(edges) // height)
         firsts = np.cumsum(counts) - counts
@@ -153,12 +153,12 @@ class Episode(NamedTuple):
     """An episode of a file.
 
     Attributes:
-        path: of the file.
-        name: of the episode: the path of its group, if it is one.
-        arrays: by key.
-        static: by name, what has no axis of time.
+        path: path of the file.
+        name: name of the episode: the path of its group, if it is one.
+        arrays: its arrays by key.
+        static: its values without a time axis, by name.
         first: the row of its arrays that is its first step.
-        length: steps.
+        length: number of steps.
     """
 
     path: str
@@ -178,11 +178,11 @@ class StepKey:
 
     Args:
         name: the key.
-        row_shape, dtype: of a step; those of all episodes are the same.
-        window: steps of a window of this key; None: whole episodes.
+        row_shape, dtype: shape and dtype of a step, in all episodes.
+        window: steps of a window of this key. None: whole episodes.
 
     Attributes:
-        readers: of arrays that have one.
+        readers: the readers of its arrays.
     """
 
     readers: Sequence[ArrayReader] = ()
@@ -197,11 +197,11 @@ class StepKey:
         self.row_bytes: int = math.prod(row_shape) * dtype.itemsize
 
     def empty(self, *steps: int) -> npt.NDArray[Any]:
-        """An array for a number of steps, or [windows, steps]."""
+        """An empty array of some steps, or of [windows, steps]."""
         return np.empty((*steps, *self.row_shape), self.dtype)
 
     def describe(self, way: str, steps: float) -> Column:
-        """What consecutive steps cost; `way`: how those that lie in files as they are are read."""
+        """The cost of consecutive steps. `way`: how contiguous arrays are read."""
         nbytes = int(steps * self.row_bytes)
         sample = f"{self.dtype} {[round(steps), *self.row_shape]}"
         return Column(self.name, way, sample, nbytes=nbytes, read=nbytes)
@@ -212,11 +212,11 @@ class EpisodeArrays(StepKey):
 
     Args:
         name, window: see `StepKey`.
-        episodes: all of them, one at least.
-        numbers: of the files, by path.
+        episodes: all episodes, at least one.
+        numbers: numbers of the files by path.
 
     Attributes:
-        readers: of those arrays that don't lie in their files as they are.
+        readers: the readers of arrays that are chunked or compressed.
 
     Raises:
         FormatError: steps of two episodes differ in shape or dtype.
@@ -232,8 +232,8 @@ class EpisodeArrays(StepKey):
         first = episodes[0].arrays[name]
         super().__init__(name, first.shape[1:], first.dtype, window)
         readers: dict[int, Any] = {}
-        # File and first byte of the first step (-1, -1: the array does not lie there as it is);
-        # number of the reader (-1: there is none), and the row of its array that is the first step.
+        # File and first byte of the first step, if the array is contiguous (else -1, -1); number of
+        # its reader, and the row that is the first step, if it is not (else -1, -1).
         table = np.full((4, len(episodes)), -1)
         for at, episode in enumerate(episodes):
             array = episode.arrays[name]
@@ -256,12 +256,12 @@ class EpisodeArrays(StepKey):
     def located(
         self, episodes: IntArray, firsts: IntArray, ends: IntArray
     ) -> tuple[IntArray, IntArray, list[tuple[ArrayReader, IntArray, IntArray]]]:
-        """Where spans of steps lie.
+        """Locates spans of steps.
 
         Returns:
-            The numbers of the spans that lie in files as they are; [3, n] file, first byte and end
-            of these; and for each reader that has others the numbers of these, and [2, n] first row
-            and end in its array.
+            The numbers of the spans in contiguous arrays; their files, first bytes and ends ([3,
+            n]); and for each reader of other spans their numbers, and first rows and ends in its
+            array ([2, n]).
         """
         files, begins, readers, rows = self._table.array[:, episodes]
         numbers = np.flatnonzero(begins >= 0)
@@ -275,7 +275,7 @@ class EpisodeArrays(StepKey):
         return numbers, np.stack([files, starts, stops])[:, numbers], found
 
     def stored_nbytes(self, lengths: IntArray) -> int:
-        """Bytes of the arrays, by the steps of each episode; compressed ones as they are."""
+        """Stored bytes of the arrays; `lengths`: the number of steps of each episode."""
         located = int(lengths[self._table.array[1] >= 0].sum()) * self.row_bytes
         return located + sum(reader.chunks.stored_nbytes for reader in self.readers)
 
@@ -291,7 +291,7 @@ class EpisodeArrays(StepKey):
 
 
 class _Spans(NamedTuple):
-    """Spans of steps of a key, and where they go."""
+    """Spans of steps of a key, and the arrays that they are read into."""
 
     key: EpisodeArrays
     episodes: IntArray
@@ -301,23 +301,23 @@ class _Spans(NamedTuple):
 
 
 Fetch = Callable[[Sequence[_Spans]], None]
-"""Writes spans of steps to where they go."""
+"""Reads spans of steps into their arrays."""
 
 
 class EpisodeSource(ReadersSource):
-    """Episodes, or windows over their steps: dicts of an array [steps, ...] for each key; with
-    windows also `MASK`, bool [window].
+    """Episodes, or windows over their steps: dicts of an array [steps, ...] for each key, and for
+    windows of `MASK`, bool [window].
 
     Args:
-        paths: of the files: first those of episodes, then others that hold arrays.
-        file_of: [episodes] the number of the file of each.
-        names: of the episodes.
-        windows: which steps a sample has.
-        keys: the arrays.
-        static: by name the value of each episode that has no axis of time.
-        opened: what is open and decoded.
-        rows: of replay buffers, with the rows of all files one after the other: [episodes] those of
-            the first steps, and [files + 1] where those of each file begin.
+        paths: paths of the files: first those of episodes, then others that contain arrays.
+        file_of: number of the file of each episode ([episodes] int64).
+        names: names of the episodes.
+        windows: the windows of the episodes.
+        keys: the keys and their arrays.
+        static: by name, the value of each episode without a time axis.
+        opened: open files and decoded chunks.
+        rows: for replay buffers, in the concatenated rows of all files: the first row of each
+            episode ([episodes] int64), and of each file, with the end ([files + 1] int64).
     """
 
     def __init__(
@@ -372,7 +372,7 @@ class EpisodeSource(ReadersSource):
         outs[MASK][...] = self.windows.masks(episodes, starts)
 
     def _records(self, indices: IntArray, fetch: Fetch) -> list[dict[str, Any]]:
-        """Of each sample a dict of its keys, of what is static, and of the mask."""
+        """A dict per sample: its keys, its static values, and its mask."""
         episodes, starts = self.windows.places(indices)
         columns = self._columns(episodes, starts, fetch, {})
         for name, values in self.static.items():
@@ -389,8 +389,8 @@ class EpisodeSource(ReadersSource):
         fetch: Fetch,
         into: Mapping[str, npt.NDArray[Any]],
     ) -> dict[str, Any]:
-        """For each key the windows that begin at some steps of episodes, padded: [windows, window,
-        ...], those in `into` where they are to be; without windows a list of whole episodes.
+        """For each key the padded windows that begin at these steps: [windows, window, ...], in the
+        array of `into` if there is one. Without a window a list of whole episodes.
         """
         columns: dict[str, Any] = {}
         spans: list[_Spans] = []
@@ -406,7 +406,7 @@ class EpisodeSource(ReadersSource):
             if windows is None:
                 windows = key.empty(len(episodes), key.window)
             outs = list(windows)
-            # of a window that lies outside the nearest step is read, to its nearest end
+            # of a window outside its episode, the nearest step is read, to the nearest end
             begins = np.clip(firsts - starts, 0, key.window - 1)
             for number in np.flatnonzero(ends - firsts < key.window).tolist():
                 begin = int(begins[number])
@@ -427,7 +427,7 @@ class EpisodeSource(ReadersSource):
         return columns
 
     def _fetch(self, spans: Sequence[_Spans], overlap: bool | None = None) -> None:
-        """Reads spans of steps; `overlap`: other spans share their steps; None: as windows do."""
+        """Reads spans of steps. `overlap`: other spans share their steps. None: if windows do."""
         if overlap is None:
             overlap = self.windows.options.stride < (self.windows.options.window or 0)
         ranges = [np.zeros((3, 0), np.int64)]
@@ -453,8 +453,8 @@ class EpisodeSource(ReadersSource):
     # -- windows out of bands of steps
 
     def bands(self) -> Windows:
-        """Bands as large as a window, or 64 KiB, or the tallest chunk that is decoded: what is
-        worth caching together.
+        """Bands of steps that are cached together: as long as a window, 64 KiB, or the tallest
+        chunk.
         """
         tallest = self._tallest
         height = max(self.windows.options.window or 1, _BAND // max(1, self.step_bytes))
@@ -465,7 +465,7 @@ class EpisodeSource(ReadersSource):
         return Windows(lengths, WindowOptions(height, height, 0, height - 1))
 
     def bands_of(self, indices: IntArray, bands: Windows) -> list[range]:
-        """The numbers of the bands that each window needs."""
+        """The numbers of the bands of each window."""
         episodes, starts = self.windows.places(indices)
         firsts, ends = self.windows.inside(episodes, starts, self.windows.options.window)
         return bands.holding(episodes, firsts, ends)
@@ -473,7 +473,7 @@ class EpisodeSource(ReadersSource):
     def read_bands(
         self, numbers: Sequence[int], bands: Windows
     ) -> list[dict[str, npt.NDArray[Any]]]:
-        """All keys of the steps of some bands."""
+        """The steps of some bands: a dict by key for each."""
         episodes, starts = bands.places(np.asarray(numbers, np.int64))
         firsts, ends = bands.inside(episodes, starts, bands.options.window)
         spans: list[_Spans] = []
@@ -489,7 +489,7 @@ class EpisodeSource(ReadersSource):
         bands: Windows,
         held: Mapping[int, Mapping[str, npt.NDArray[Any]]],
     ) -> list[dict[str, Any]]:
-        """Windows, as `read` gives them, out of bands of steps that have all of them."""
+        """Windows, as `read` returns them, from bands that contain all of their steps."""
 
         def copy(spans: Sequence[_Spans]) -> None:
             for key, episodes, firsts, ends, outs in spans:
@@ -506,7 +506,7 @@ class EpisodeSource(ReadersSource):
 
         return self._records(indices, copy)
 
-    # -- where bytes lie
+    # -- byte ranges
 
     def _located(self, indices: IntArray, missing: bool) -> list[ByteRanges]:
         episodes, starts = self.windows.places(distinct(indices))
@@ -532,9 +532,8 @@ class EpisodeSource(ReadersSource):
         return int(self.windows.lengths.sum()) * self.step_bytes
 
     def blocks_of(self, nbytes: int) -> IntArray | None:
-        """Windows that begin in the same chunk of an episode, or within `nbytes` of it; whole
-        episodes lie each by itself. Of replay buffers, windows or episodes that begin in the same
-        chunk.
+        """Numbers of windows that begin in the same chunk of an episode, or in the same `nbytes`.
+        None: whole episodes. For replay buffers, of windows or episodes that begin in one chunk.
         """
         height = self._tallest
         if self._rows is not None and height > 1:
@@ -595,7 +594,7 @@ class EpisodeSource(ReadersSource):
         return Description(columns, {"episodes": "; ".join(parts)}, stored=self.stored_nbytes)
 
     def fingerprint(self) -> str:
-        """A hash of names, lengths, keys, dtypes, shapes, and of how windows lie."""
+        """A hash of names, lengths, keys, dtypes, shapes, and the options of windows."""
         keys = [[key.name, key.row_shape, key.dtype.str, key.window] for key in self.keys]
         layout = [
             [name.decode() for name in self.names],
@@ -618,6 +617,6 @@ class EpisodeSource(ReadersSource):
 
 
 def _by_sample(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """A dict per sample, of a list per key."""
+    """Turns a list per key into a dict per sample."""
     records = zip(*columns.values(), strict=True)
     return [dict(zip(columns, record, strict=True)) for record in records]
