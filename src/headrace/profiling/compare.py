@@ -397,16 +397,19 @@ def _time_mode(
         rate.first_batch_s = now - opened
         result.sample_mb = _nbytes_of(batch) / max(1, samples) / 1e6
         end = max(opened + seconds, now + _LEAST_S)
-        if rate.mode == LoadingMode.CACHED.value:
-            for _ in range(len(loader) - 1):
-                if time.perf_counter() >= end:
-                    rate.note = "in its first epoch, in which all is read"
-                    break
-                running.next()
         sizes: list[int] = []
-        turn = running.run(
-            max(end - time.perf_counter(), _LEAST_S), lambda batch: sizes.append(_nbytes_of(batch))
-        )
+
+        def count(batch: Any) -> None:
+            sizes.append(_nbytes_of(batch))
+
+        if rate.mode == LoadingMode.CACHED.value:
+            turn = running.run(end - now, count, most=len(loader))
+            if turn.batches == len(loader):
+                turn = running.run(max(end - time.perf_counter(), _LEAST_S), count)
+            else:
+                rate.note = "in its first epoch, in which all is read"
+        else:
+            turn = running.run(end - now, count)
     rate.samples = turn.samples
     rate.samples_per_second = turn.rate
     # the first batches, which were made ahead, are not timed

@@ -494,7 +494,8 @@ def _try(loader: Any, advice: Advice, step: Step | None, seconds: float) -> None
     """Measures the gain of an advice: the loader as it is and a changed one take turns, so that
     both meet the same machine. Notes the median of the rounds, the least and the most of them.
     """
-    until = time.perf_counter() + max(2.0, seconds)
+    seconds = max(2.0, seconds)
+    until = time.perf_counter() + seconds
     cached = None
     if "loading_mode" in advice.options:
         cached = in_mode(loader.dataset, LoadingMode.CACHED)
@@ -502,14 +503,12 @@ def _try(loader: Any, advice: Advice, step: Step | None, seconds: float) -> None
         options = {} if cached is not None else advice.options
         with Running(copy_of(loader)) as base, Running(copy_of(loader, cached, **options)) as other:
             if cached is not None:
-                for _ in range(len(other.loader)):
-                    other.next()
-                    if time.perf_counter() > until - (1 - _FILLING) * seconds:
-                        advice.not_measured = (
-                            "an epoch takes longer than there is time for: profile with more "
-                            "seconds"
-                        )
-                        return
+                filled = other.run(_FILLING * seconds, most=len(other.loader))
+                if filled.batches < len(other.loader):
+                    advice.not_measured = (
+                        "an epoch takes longer than there is time for: profile with more seconds"
+                    )
+                    return
             turn = max(0.4, 0.9 * (until - time.perf_counter()) / (2 * _ROUNDS + 1))
             base.run(turn / 2, step)
             gains = []

@@ -100,9 +100,9 @@ class Running:
             "an epoch has no batch: the dataset is empty, or drop_last leaves nothing"
         )
 
-    def run(self, seconds: float, step: Step | None = None) -> Turn:
-        """Takes batches for some seconds, after those that were made ahead. A batch that takes
-        longer is waited for.
+    def run(self, seconds: float, step: Step | None = None, most: int | None = None) -> Turn:
+        """Takes batches for some seconds, but at most `most`, after those that were made ahead. A
+        batch that takes longer is waited for.
         """
         workers = getattr(self.loader, "num_workers", 0)
         prefetched = workers * (getattr(self.loader, "prefetch_factor", None) or 1)
@@ -117,7 +117,7 @@ class Running:
         before = self._times()
         cpu = time.process_time()
         start = time.perf_counter()
-        while time.perf_counter() - start < seconds:
+        while time.perf_counter() - start < seconds and turn.batches != most:
             self._take(turn, step)
         finish_kernels()
         turn.seconds = time.perf_counter() - start
