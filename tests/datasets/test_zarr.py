@@ -405,16 +405,6 @@ def test_other_stores_that_are_changed(tmp_path: Path) -> None:
             dataset[5]
 
 
-def test_a_chunk_that_is_cut_short_was_changed(tmp_path: Path) -> None:
-    write_rows(tmp_path / "a.zarr", 1, RAW)
-    datasets = [ZarrDataset(tmp_path / "a.zarr", direct=direct) for direct in (True, False)]
-    time.sleep(0.02)
-    os.truncate(tmp_path / "a.zarr" / "c" / "3" / "0", 5)
-    for dataset in datasets:
-        with pytest.raises(FileChangedError, match="c/3/0"):
-            dataset[13]
-
-
 def test_a_file_server_whose_clock_is_ahead(tmp_path: Path) -> None:
     path = tmp_path / "a.zarr"
     write_rows(path, 1, RAW)
@@ -447,6 +437,3 @@ def test_chunk_files_in_any_order(tmp_path: Path) -> None:
         expected = np.concatenate([rows[:30], np.full((10, 6), 7)])[order]
         found = torch.stack(list(ZarrDataset(path).__getitems__(order)))
         assert np.array_equal(found, expected), options
-
-
-# -- chunks
