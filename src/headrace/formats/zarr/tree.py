@@ -273,9 +273,11 @@ class ZarrTree(Tree):
     def __init__(self, store: Store, opened: OpenZarr) -> None:
         super().__init__(store.path, opened)
         self.store = store
+        # several questions about an array read its file once
+        self._metadata = functools.lru_cache(16)(store.metadata)
 
     def kind(self, name: str) -> NodeKind | None:
-        metadata = self.store.metadata(name)
+        metadata = self._metadata(name)
         return None if metadata is None else metadata["node_type"]
 
     @functools.cached_property
@@ -294,7 +296,7 @@ class ZarrTree(Tree):
         return list(dict.fromkeys(name[start:].partition("/")[0] for name in self.nodes(group)))
 
     def attrs(self, name: str) -> Mapping[str, Any]:
-        attributes = (self.store.metadata(name) or {}).get("attributes")
+        attributes = (self._metadata(name) or {}).get("attributes")
         return attributes if isinstance(attributes, dict) else {}
 
     def _array(self, name: str | None) -> tuple[str, dict[str, Any]]:
@@ -305,7 +307,7 @@ class ZarrTree(Tree):
                 them, where they are known.
         """
         wanted = (name or "").strip("/")
-        metadata = self.store.metadata(wanted)
+        metadata = self._metadata(wanted)
         if metadata is not None and metadata["node_type"] == "array":
             return wanted, metadata
         try:
