@@ -85,7 +85,7 @@ def seconds(text: str) -> float:
 def add_options(
     parser: argparse.ArgumentParser | argparse._ArgumentGroup, options: dict[str, tuple[Any, str]]
 ) -> None:
-    """Adds options: for each name its kind, and what it is about.
+    """Adds options, each given by its name, kind and help.
 
     A kind is a number (the default of a count, or of seconds), a tuple of choices, `bool` (a
     switch), `list` (it may be given several times), or what reads a text.
@@ -144,8 +144,8 @@ def imported(option: str, text: str) -> Any:
 
 
 def imported_function(option: str, text: str) -> Callable[..., Any]:
-    """The function that ``module:name`` or ``file.py:name`` names. What it raises is the user's
-    error, not one of headrace.
+    """The function that ``module:name`` or ``file.py:name`` names. Its errors are reported as the
+    user's, not headrace's.
     """
     function = imported(option, text)
     if not callable(function):
@@ -254,8 +254,8 @@ def open_data(
     opens: Callable[..., BaseDataset] | None = None,
     are_texts: bool = False,
 ) -> BaseDataset:
-    """Texts, where an option says so that only they have, or `are_texts`; else what the path holds,
-    which `opens` opens.
+    """Opens texts if an option that only texts have is given, or `are_texts`; else calls `opens`,
+    which detects the format.
     """
     from headrace.datasets.open import open_dataset
     from headrace.datasets.text.text import TextDataset

@@ -1,4 +1,4 @@
-"""The verbs that tell of this machine, and of what headrace keeps on it."""
+"""The verbs about this machine: its cache folder, and facts for a bug report."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Prints what a verb has to say: text for people, or one JSON document; colours on a terminal
-only.
-"""
+"""Prints results of verbs: text for people, or one JSON document. Colours only on a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verbs that write packs and tell of them."""
+"""The verbs that write, verify and inspect packs."""
 
 from __future__ import annotations
 

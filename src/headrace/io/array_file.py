@@ -66,9 +66,9 @@ class UntrustedError(OSError):
 
 @contextlib.contextmanager
 def unkept(folder: str, what: str, instead: str) -> Iterator[None]:
-    """A context in which an array file is made: if the system or the file's own check is in the
-    way, it warns, and what follows the context does without the file. Headrace's errors, which are
-    of what the arrays are made of, pass.
+    """A context that makes an array file. If the system or the file's own check fails, it warns,
+    and the caller goes on without the file. Headrace's errors, which concern the source of the
+    arrays, pass.
 
     Args:
         folder: of the file.
@@ -84,11 +84,11 @@ def unkept(folder: str, what: str, instead: str) -> Iterator[None]:
 
 
 class Contents(NamedTuple):
-    """What a file must hold to be used.
+    """The contents that a file must have to be used.
 
     Attributes:
-        about: a hash of what it is about.
-        types: dtypes of the arrays; none: whatever the file says.
+        about: a hash of the key that it belongs to.
+        types: dtypes of the arrays. Empty: any.
     """
 
     about: str
@@ -100,11 +100,11 @@ class ArrayFile:
 
     Args:
         cache_dir: the folder.
-        kind: of what: one word, part of the file's name.
-        about: what tells this file from others of its kind (JSON values); the user is added.
-        version: of the arrays' meaning, so that another version takes the file's place; None:
-            `about` says it.
-        types: dtypes of the arrays; none: whatever was written.
+        kind: one word, part of the file's name.
+        about: the key that tells this file from others of its kind (JSON values). The user is
+            added.
+        version: of the arrays' meaning; another version replaces the file. None: `about` says it.
+        types: dtypes of the arrays. Empty: any.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class ArrayFile:
             return FileArrays(long, [_array_at(file, *one) for one in others], self.path, head)
 
     def found(self) -> FileArrays | None:
-        """What `open` gives; None where there is nothing that can be used."""
+        """The result of `open`, or None if there is no file that can be used."""
         try:
             return self.open()
         except FileNotFoundError:
@@ -152,7 +152,7 @@ class ArrayFile:
             return None
 
     def found_or_built(self, patience: float, build: Callable[[], T]) -> FileArrays | T:
-        """The arrays; or what `build` makes, in one process of this user at a time.
+        """The arrays, or the result of `build`, which runs in one process of this user at a time.
 
         Args:
             patience: seconds that the file may stay as it is while another process writes it.
@@ -232,14 +232,14 @@ def copy_of(
     write: Callable[[ArrayWriter], None],
     instead: str,
 ) -> FileArrays:
-    """What is made of a file, which is read once, in order: bytes (uint8) that are kept in
-    `cache_dir`. Of several processes that want it at once one makes it.
+    """A copy of a file as plain bytes (uint8) in `cache_dir`. The file is read once, in order. If
+    several processes need the copy, one makes it.
 
     Args:
         files, path: of the file.
-        about: a word for it, and what else tells it from others that are made of the file.
+        about: the kind of the copy, and what else tells it from other copies of the file.
         cache_dir: the folder.
-        write: writes it.
+        write: writes the copy.
         instead: what users may do with the file, for messages.
 
     Raises:

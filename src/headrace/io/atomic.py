@@ -1,4 +1,4 @@
-"""Writes files that stand under their name only when they are whole and on the disk."""
+"""Writes files that get their names only when they are complete and on the disk."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ TEMPORARY = ".part"
 
 @contextlib.contextmanager
 def written_to(path: str) -> Iterator[BinaryIO]:
-    """A file that has its name, and is on the disk, when all of it was written; only its owner
-    may read it.
+    """Opens a temporary file that gets its name after it is written and synced. Only its owner may
+    read it.
     """
     folder, name = os.path.split(path)
     fd, temporary = tempfile.mkstemp(TEMPORARY, f"{name}.", folder)

@@ -173,7 +173,7 @@ class Files(ABC):
 
     @abstractmethod
     def explain(self) -> str:
-        """In words: how files are read, and what is cached on disk."""
+        """Describes how files are read, and what is cached on disk."""
 
     @abstractmethod
     def close(self) -> None:

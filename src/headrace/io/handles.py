@@ -39,8 +39,8 @@ class WorkerFiles(Generic[T]):
         opener: called with a path; picklable where workers are spawned. None: none is opened.
         closer: called with what the opener returned.
         most: files that stay open while nobody reads them.
-        survives_fork: may a forked child go on with what it inherits? So it is with descriptors,
-            for `pread` has no position to share.
+        survives_fork: True if a forked child may use what it inherits, such as descriptors, since
+            `pread` shares no position.
     """
 
     def __init__(

@@ -76,19 +76,17 @@ class LocalFiles(Files):
             with self.descriptors.reading(path) as fd:
                 self.check_open(path, fd)
 
-    def check_open(self, path: str, fd: int) -> None:
-        """As `check_status`, of a file that is open."""
-        if path in self._versions:
-            self.check_status(path, fd, os.fstat(fd))
-
-    def check_status(self, path: str, fd: int, status: os.stat_result) -> None:
-        """Compares a file that is open with its version, if that was asked for.
+    def check_open(self, path: str, fd: int, status: os.stat_result | None = None) -> None:
+        """Compares an open file with its version, if that was asked for. `status` saves a call of
+        ``fstat``.
 
         Raises:
             FileChangedError: it is another one.
         """
         known = self._versions.get(path)
-        if known is not None and version_of(status) != known and not self.is_same(path, fd):
+        if known is None:
+            return
+        if version_of(status or os.fstat(fd)) != known and not self.is_same(path, fd):
             raise changed(path)
 
     def is_same(self, path: str, fd: int | None = None) -> bool:
@@ -197,7 +195,7 @@ class LocalFiles(Files):
     def _content(self, path: str, fd: int, buffer: memoryview | None) -> memoryview:
         """All bytes of an open file, in its buffer if there is one."""
         status = os.fstat(fd)
-        self.check_status(path, fd, status)
+        self.check_open(path, fd, status)
         size = status.st_size
         try:
             if buffer is None:

@@ -200,8 +200,8 @@ def _read_sidecar(folder: Destination, plan: PackPlan, part: int) -> Sidecar | N
 def pack_status(
     path: str | os.PathLike[Any], *, storage_options: dict[str, Any] | None = None
 ) -> PackStatus:
-    """Where a pack of several parts stands: which are finished, stale (of another plan) or missing.
-    Reads sidecars, and no samples.
+    """Shows which parts of a pack are finished, stale (of another plan) or missing. Reads sidecars,
+    and no samples.
 
     Args:
         path: the folder of the pack; or its URL.

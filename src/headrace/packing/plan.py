@@ -157,7 +157,7 @@ class Rows(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
     def as_json(self) -> dict[str, Any]:
-        """The same as the options of a plan hold it."""
+        """JSON values, for the options of a plan."""
         # lists, as they are when it is read
         dtype = json.loads(json.dumps(dtype_to_descr(self.dtype)))
         values = {} if self.values is None else {"values": self.values}

@@ -57,7 +57,7 @@ class Preview:
         title: dataset, epoch and seed.
         batch: structure, dtypes and shapes of the batch.
         items: its samples.
-        notes: what there is to know besides.
+        notes: warnings, such as that the default collate function fails.
     """
 
     title: str

@@ -29,10 +29,10 @@ Step = Callable[[Any], Any]
 
 @dataclass(slots=True)
 class Turn:
-    """What happened while a loader ran.
+    """The measurements of a loader while it ran.
 
     Attributes:
-        samples, batches: that came.
+        samples, batches: number of samples and batches received.
         seconds: from the first of them to the last.
         wait: seconds blocked in ``next``.
         starts: seconds blocked in the first ``next`` of each epoch.

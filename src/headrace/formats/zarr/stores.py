@@ -196,12 +196,10 @@ class ChunkFiles(LocalFiles):
         with self.opened(path):
             pass
 
-    def check_open(self, path: str, fd: int) -> None:
-        self.check_status(path, fd, os.fstat(fd))
-
-    def check_status(self, path: str, fd: int, status: os.stat_result) -> None:
+    def check_open(self, path: str, fd: int, status: os.stat_result | None = None) -> None:
+        status = status or os.fstat(fd)
         if path in self._versions:
-            super().check_status(path, fd, status)
+            super().check_open(path, fd, status)
         elif stat.S_ISDIR(status.st_mode):
             raise FormatError(f"{redact(path)} is a folder, where a file with a chunk should be")
         elif status.st_mtime_ns > self.latest or not status.st_nlink:
@@ -260,7 +258,7 @@ class ZarrFolder(Store):
                 self.files.check_missing(path)
                 ranges.append(None)
                 continue
-            self.files.check_status(path, -1, status)
+            self.files.check_open(path, -1, status)
             ranges.append((path, 0, status.st_size))
         return ByteRanges.of(ranges)
 
