@@ -279,7 +279,7 @@ class Texts(TextDecoder):
 
     def is_cell(self, index: int) -> bool:
         """True if a record is a row of a CSV or TSV file, whose fields are all texts."""
-        return self.source.kinds[self.source.file_of(index)] in self.source.delimiters
+        return self.source.texts[self.source.number_of(index)].delimiter is not None
 
     def uncut(self) -> Texts:
         """The same texts as whole documents of ids alone, to pack, or to cut into windows and

@@ -422,7 +422,7 @@ def _open_texts(
         delimiter=options.delimiter,
     )
     try:
-        _check_delimiter(options, source.has_tables)
+        _check_delimiter(options, any(source.headers))
         _check_headers(source, options)
     except BaseException:
         source.close()
@@ -458,16 +458,15 @@ def _check_headers(source: LinesSource, options: TextOptions) -> None:
     wanted = [options.text_field, options.target_field]
     if options.unit == CHAT and options.text_field == records.TEXT_FIELD:
         wanted = []  # messages may stand in several fields
-    for number, names in enumerate(source.headers):
+    for text, names in zip(source.texts, source.headers, strict=True):
         for name in wanted:
             if not names or not isinstance(name, str) or names.count(name) == 1:
                 continue
             hint = ": pass text_field= or target_field="
-            if len(names) == 1:
-                delimiter = source.delimiters[source.kinds[number]]
-                hint = records.another_delimiter(names[0], delimiter) or hint
+            if len(names) == 1 and text.delimiter is not None:
+                hint = records.another_delimiter(names[0], text.delimiter) or hint
             raise FormatError(
-                f"{source.shown(number)}: its first line has {', '.join(map(repr, names[:20]))}, "
+                f"{redact(text.shown)}: its first line has {', '.join(map(repr, names[:20]))}, "
                 f"and {names.count(name) or 'no'} field {name!r}{hint}; without a header add "
                 "one, or pass unit='line' or 'file'"
             )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
@@ -319,6 +319,8 @@ class TextFile:
     end: int
     kind: str
     """The ending that says what its records are; "": its lines are wanted."""
+    delimiter: str | None
+    """What stands between the fields of a table. None: it is no table."""
 
 
 @dataclass
@@ -331,7 +333,6 @@ class Scan:
         texts: the files.
         codec: how bytes are decoded: encoding and errors.
         budget: for what is held at once.
-        delimiters: what stands between fields, of each format of tables.
         progress: show a progress bar; None: only on a terminal, and of much.
         counts: lines or records of each file, once the pass is through.
         headers: the names of the fields of each file; none of what is no table.
@@ -341,7 +342,6 @@ class Scan:
     texts: Sequence[TextFile]
     codec: tuple[str, str]
     budget: MemoryBudget | None
-    delimiters: Mapping[str, str]
     progress: bool | None
     counts: list[int] = field(default_factory=list)
     headers: list[list[str]] = field(default_factory=list)
@@ -421,17 +421,16 @@ class Scan:
 
     def _places(self, text: TextFile, pieces: Iterator[Piece]) -> Iterator[IntArray]:
         pieces = self._pieces(text, pieces)
-        delimiter = self.delimiters.get(text.kind)
         if text.kind == ".json":
             check_room(2 * (text.end - text.head), self.budget)
             data = bytearray()
             for piece in pieces:
                 data += piece.data.data
             yield text.end - len(data) + records.json_places(data)
-        elif delimiter is None:
+        elif text.delimiter is None:
             yield from line_starts(pieces, text.end, bool(text.kind))
         else:
-            yield from self._without_header(pieces, text.end, delimiter)
+            yield from self._without_header(pieces, text.end, text.delimiter)
 
     def _without_header(
         self, pieces: Iterator[Piece], end: int, delimiter: str

@@ -24,7 +24,7 @@ from headrace.formats.files import FilesSource, fingerprint_names
 from headrace.formats.resolve.file_set import TEXTS, FileSet
 from headrace.formats.resolve.find import learn
 from headrace.formats.resolve.resolver import DataPath, resolve
-from headrace.formats.source import Column, Description, Locatable, block_length
+from headrace.formats.source import Column, Description, RecordsSource, block_length
 from headrace.formats.text import records
 from headrace.formats.text.index import (
     Scan,
@@ -149,7 +149,7 @@ class TextFilesSource(FilesSource):
         return decompressed(record, os.fsdecode(self.listing.names[index]), self._budget)
 
 
-class LinesSource(Locatable):
+class LinesSource(RecordsSource):
     """Lines, or records of more than one line, as bytes without their end. Remote ones are those of
     a copy on this machine: the same lines, blocks and fingerprint. Lines between records that hold
     nothing are part of the record before them.
@@ -171,9 +171,8 @@ class LinesSource(Locatable):
 
     Attributes:
         codec: how the bytes that `read` gives are decoded: encoding and errors.
-        kinds: of each file the ending that says what its records are; "": its lines are wanted.
-        delimiters: what stands between fields, of each kind of tables.
-        headers: the names of the fields, of each table.
+        texts: the files.
+        headers: of each file the names of its fields; none of what is no table.
 
     Raises:
         FormatError: a file is damaged, or of a kind that has no records.
@@ -196,7 +195,6 @@ class LinesSource(Locatable):
         reach = reach or RemoteOptions()
         self.listing: FileSet = resolve(data_path, TEXTS, reach)
         self._unit = unit
-        self.delimiters = records.delimiters_of(delimiter)
         self._budget = budget
         self._cache_dir = os.path.abspath(cache_folder(reach.cache_dir))
         server = self.listing.server
@@ -222,7 +220,8 @@ class LinesSource(Locatable):
             self.files = LocalFiles()
         elif server is not None:
             server.check_ranges(paths[0])
-        self._texts = []
+        delimiters = records.delimiters_of(delimiter)
+        self.texts: list[TextFile] = []
         for path, is_copy in zip(paths, copies, strict=True):
             kind = ""
             if unit == "record":
@@ -235,15 +234,14 @@ class LinesSource(Locatable):
                 read = copy.path
                 head = HEAD
                 end = HEAD + copy.count
-            self._texts.append(TextFile(path, read, head, end, kind))
+            self.texts.append(TextFile(path, read, head, end, kind, delimiters.get(kind)))
         self._identities = [files.identity(path) for path in paths]
-        self.kinds = [text.kind for text in self._texts]
-        self._read_paths = [text.path for text in self._texts]
-        self._heads = np.array([text.head for text in self._texts])
-        ends = np.array([text.end for text in self._texts])
-        self._nbytes = ends - self._heads
+        self._paths = [text.path for text in self.texts]
+        self._bases = np.array([text.head for text in self.texts])
+        ends = np.array([text.end for text in self.texts])
+        self._nbytes = ends - self._bases
         # what is added to places in each file to get those in the table
-        self._bases = np.cumsum(ends) - ends
+        self._shifts = np.cumsum(ends) - ends
         self._has_versions = all(tag is not None for *_, tag in self._identities)
         self.keeps_tables: bool = self._has_versions
         """True if what is found out about the texts is kept on disk: where a folder is named, and
@@ -252,7 +250,6 @@ class LinesSource(Locatable):
         if server is None and reach.cache_dir is None:
             self.keeps_tables = bool(self._nbytes.sum() >= KEPT_FROM)
         self._table = self._found_table(delimiter, progress)
-        # the number of the first line of each file, and of all
         self._first = np.array(self._table.short[0])
         self.headers: list[list[str]] = json.loads(bytes(self._table.short[1]))
         if not self.files.is_remote:
@@ -274,9 +271,7 @@ class LinesSource(Locatable):
             cached = ArrayFile(self._cache_dir, "lines", about)
 
         def make(take: Callable[[npt.NDArray[Any]], None]) -> list[npt.NDArray[Any]]:
-            scan = Scan(
-                self.files, self._texts, self.codec, self._budget, self.delimiters, progress
-            )
+            scan = Scan(self.files, self.texts, self.codec, self._budget, progress)
             carries = split_places(scan, take)
             first = np.cumsum([0, *scan.counts], dtype=np.int64)
             headers = np.frombuffer(json.dumps(scan.headers).encode(), np.uint8)
@@ -286,22 +281,14 @@ class LinesSource(Locatable):
 
     # -- reading
 
-    def __len__(self) -> int:
-        return int(self._first[-1])
-
-    def _places(self, indices: Sequence[int] | IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        """For each index the number of its file, and where it begins and ends there."""
-        rows = np.asarray(indices, np.int64)
+    def bounds(self, rows: IntArray) -> tuple[IntArray, IntArray]:
         if rows.size and rows.view(np.uint64).max() >= len(self):  # negative ones are the largest
             raise IndexError(f"lines {rows.min()} to {rows.max()} of {len(self):,}")
-        files = np.zeros(rows.size, np.int64)
-        if len(self._texts) > 1:
-            files = np.searchsorted(self._first, rows, side="right") - 1
-        starts, ends = places_in(
-            self._table, rows + files
-        )  # of each file the table holds the end too
-        bases = self._bases.take(files)
-        return files, starts - bases, ends - bases
+        files = self.file_of(rows)
+        # of each file the table holds the end too
+        starts, ends = places_in(self._table, rows + files)
+        shifts = self._shifts.take(files)
+        return starts - shifts, ends - shifts
 
     @property
     def cut_nbytes(self) -> int:
@@ -316,11 +303,11 @@ class LinesSource(Locatable):
             numbers = np.repeat(np.arange(len(counts)), counts)
             # of each block in its file
             inside = np.arange(len(numbers)) - np.repeat(np.cumsum(counts) - counts, counts)
-            wanted = self._heads[numbers] + inside * nbytes
+            wanted = self._bases[numbers] + inside * nbytes
             low = first_from(
                 wanted,
                 self._first[numbers + 1],
-                lambda lines: self._places(lines)[1],
+                lambda lines: self.bounds(lines)[0],
                 self._first[numbers],
             )
             edges = distinct(np.concatenate([low, [0, len(self)]]))
@@ -328,20 +315,20 @@ class LinesSource(Locatable):
         return self._blocks[nbytes]
 
     def read(self, indices: Sequence[int]) -> list[bytes]:
-        return self._without_ends(self._read_all(*self._places(indices)))
+        ranges = self.byte_ranges(np.asarray(indices, np.int64))
+        return self._without_ends(self._read_each(ranges))
 
     def read_joined(self, indices: IntArray) -> tuple[bytes, IntArray]:
         """What `read` gives of lines, one behind the other, and how many bytes each has ([n]
         int64).
         """
-        files, starts, ends = self._places(indices)
-        sizes = ends - starts
-        if len(self._texts) == 1:
+        ranges = self.byte_ranges(indices)
+        sizes = ranges.nbytes
+        if len(self.texts) == 1:
             check_room(int(sizes.max(initial=0)), self._budget)
-            ranges = ByteRanges(self._read_paths, files, starts, ends)
             joined = self.files.read_joined(ranges)
         else:
-            joined = b"".join(self._read_all(files, starts, ends))
+            joined = b"".join(self._read_each(ranges))
         # each line has its end, and inside there is none
         if b"\r" not in joined and joined.count(b"\n") == len(sizes):
             return joined.replace(b"\n", b""), sizes - 1
@@ -350,17 +337,14 @@ class LinesSource(Locatable):
         lines = self._without_ends(lines)
         return b"".join(lines), np.fromiter(map(len, lines), np.int64, len(lines))
 
-    def _read_all(self, files: IntArray, starts: IntArray, ends: IntArray) -> list[bytes]:
-        check_room(int((ends - starts).max(initial=0)), self._budget)
-        return self.files.read_each(ByteRanges(self._read_paths, files, starts, ends))
+    def _read_each(self, ranges: ByteRanges) -> list[bytes]:
+        check_room(int(ranges.nbytes.max(initial=0)), self._budget)
+        return self.files.read_each(ranges)
 
     def _without_ends(self, lines: list[bytes]) -> list[bytes]:
         if self.has_records:
             return [line.rstrip(b"\r\n") for line in lines]
         return [line.removesuffix(b"\n").removesuffix(b"\r") for line in lines]
-
-    def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
-        return ByteRanges(self._read_paths, *self._places(indices))
 
     @property
     def stored_nbytes(self) -> int:
@@ -417,27 +401,22 @@ class LinesSource(Locatable):
             raise undecodable(error, self.offset_of(index)) from None
         if not self.has_records:
             return text
-        number = self.file_of(index)
-        kind = self.kinds[number]
-        if kind not in self.delimiters:
-            return records.json_record(text, kind == ".json")
-        return records.csv_fields(text, self.delimiters[kind], self.headers[number])
+        number = self.number_of(index)
+        file = self.texts[number]
+        if file.delimiter is None:
+            return records.json_record(text, file.kind == ".json")
+        return records.csv_fields(text, file.delimiter, self.headers[number])
 
-    @property
-    def has_tables(self) -> bool:
-        """True if a file is a table, whose fields a delimiter separates."""
-        return any(kind in self.delimiters for kind in self.kinds)
+    def number_of(self, index: int) -> int:
+        """The number of the file of a line."""
+        if len(self.texts) == 1:
+            return 0
+        return int(self.file_of(np.array(index)))
 
     def offset_of(self, index: int) -> int:
         """The byte in its file, or in the file's plain copy, where a line begins."""
-        files, starts, _ = self._places([index])
-        return int(starts[0] - self._heads[files[0]])
-
-    def file_of(self, index: int) -> int:
-        """The number of the file of a line."""
-        if len(self._texts) == 1:
-            return 0
-        return int(np.searchsorted(self._first, index, side="right")) - 1
+        ranges = self.byte_ranges(np.array([index]))
+        return int(ranges.start[0] - self._bases[ranges.file[0]])
 
     def sizes(self, indices: IntArray | None = None) -> IntArray:
         """Bytes of each line, or of some, its end included ([n] int64)."""
@@ -445,35 +424,32 @@ class LinesSource(Locatable):
             indices = np.arange(len(self))
         sizes = np.empty(len(indices), np.int64)
         for start in range(0, len(indices), _TOGETHER):
-            _, starts, ends = self._places(indices[start : start + _TOGETHER])
+            starts, ends = self.bounds(indices[start : start + _TOGETHER])
             sizes[start : start + _TOGETHER] = ends - starts
         return sizes
 
     def file_numbers(self) -> IntArray:
         """The number of the file of each line ([n] int64)."""
-        return np.repeat(np.arange(len(self._texts)), np.diff(self._first))
+        return np.repeat(np.arange(len(self.texts)), np.diff(self._first))
 
     def fingerprint(self) -> str:
         return f"{fingerprint_names(*self.listing.names.arrays)}:{self._unit}:{len(self)}"
 
-    def shown(self, file: int) -> str:
-        """A file as messages name it."""
-        return redact(self._texts[file].shown)
-
     def location(self, index: int) -> str:
-        file = self.file_of(index)
-        return f"{self.shown(file)}, {self._unit} {index - int(self._first[file]) + 1:,}"
+        file = self.number_of(index)
+        number = index - int(self._first[file]) + 1
+        return f"{redact(self.texts[file].shown)}, {self._unit} {number:,}"
 
     def describe(self) -> Description:
         copied = ""
-        copies = np.count_nonzero(self._heads)
+        copies = np.count_nonzero(self._bases)
         if copies:
             copied = f", {copies} of them through plain copies in {redact(self._cache_dir)}"
         where = "in memory"
         if self._table.path:
             where = f"read from {redact(self._table.path)}"
-        way = f"{len(self):,} of {len(self._texts):,} files{copied}; the index is {where}"
-        nbytes = sum(text.end for text in self._texts)
+        way = f"{len(self):,} of {len(self.texts):,} files{copied}; the index is {where}"
+        nbytes = sum(text.end for text in self.texts)
         column = Column(f"{self._unit}s", way, "text", read=nbytes // max(1, len(self)))
         facts = {"files": self.files.explain()} if self.files.is_remote else {}
-        return Description([column], facts, len(self._texts), nbytes)
+        return Description([column], facts, len(self.texts), nbytes)
