@@ -178,12 +178,14 @@ def checked_names(dataset_name: Any, target_name: Any) -> str | tuple[str, ...] 
 
 
 def checked_list(argument: str, names: Any, least: int = 1) -> tuple[str, ...]:
-    """A list of at least `least` names, as a tuple.
+    """A list of at least `least` names, or one name, as a tuple.
 
     Raises:
         ConfigError: it is something else, has too few names, or repeats one.
     """
-    is_list = isinstance(names, (Sequence, np.ndarray)) and not isinstance(names, (str, bytes))
+    if isinstance(names, str):
+        return (names,)
+    is_list = isinstance(names, (Sequence, np.ndarray)) and not isinstance(names, bytes)
     if not is_list or len(names) < least or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"{argument} must be a name or a list of names, not {names!r}")
     if len(set(names)) < len(names):

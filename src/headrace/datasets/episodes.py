@@ -254,10 +254,6 @@ class EpisodeDataset(BaseDataset):
             check_integer("pad_after", pad_after, 0, optional=True),
             pad,
         )
-        if isinstance(keys, str):
-            keys = [keys]
-        if isinstance(static, str):
-            static = [static]
         wanted: Any = episodes
         if episodes is not None and not isinstance(episodes, str):
             wanted = checked_list("episodes", episodes)

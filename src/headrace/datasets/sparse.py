@@ -325,9 +325,8 @@ class SparseDataset(BaseDataset):
                 "'float16', or cast batches"
             )
         names: Sequence[str] = ()  # the columns of `obs` that are named
-        if isinstance(targets, str):
-            names = [targets]
-        elif isinstance(targets, (list, tuple)) and all(isinstance(one, str) for one in targets):
+        listed = targets if isinstance(targets, (list, tuple)) else [targets]
+        if all(isinstance(name, str) for name in listed):
             names = checked_list("targets", targets, 0)
         reach, common = RemoteOptions.split(options)
         source, self.columns, of_rows, self.label_columns = open_rows(

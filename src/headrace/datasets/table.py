@@ -208,7 +208,7 @@ class TableDataset(BaseDataset):
         reach, common = RemoteOptions.split(options)
         self.classes: list[str] = []
         cast_to = dtype_named(dtype)
-        names = _names_of(columns)
+        names = None if columns is None else checked_list("columns", columns)
         one = columns if isinstance(columns, str) else None
         decoders = checked_decoders(decode or {})
         files = resolve(data_path, TABLES, reach)
@@ -268,13 +268,6 @@ class TableDataset(BaseDataset):
         if each is None or self.holds_encoded or self._overridden:
             return None
         return each * len(self.sample_source)
-
-
-def _names_of(columns: Any) -> tuple[str, ...] | None:
-    """The columns of samples. None: all."""
-    if columns is None:
-        return None
-    return (columns,) if isinstance(columns, str) else checked_list("columns", columns)
 
 
 _CLASSES: dict[Format, Any] = {TABLES: TableDataset, HDF5: HDF5Dataset, ZARR: ZarrDataset}
