@@ -117,13 +117,10 @@ def _unit_of(path: str) -> dict[str, str]:
 
 
 def _arrays(path: str) -> list[Column]:
-    from headrace.formats.registry import detect
     from headrace.formats.trees import look_into
     from headrace.io.remote.options import RemoteOptions
 
-    reach = RemoteOptions()
-    kind, where = detect(path, reach)
-    (arrays,), _ = look_into(where, reach, kind, lambda tree: tree.arrays(), first=1)
+    (arrays,), _ = look_into(path, RemoteOptions(), None, lambda tree: tree.arrays(), first=1)
     return arrays
 
 

@@ -234,7 +234,7 @@ class TableDataset(BaseDataset):
                 names = tuple(name for name in tables[0].schema.names if name != target_name)
             if not names:
                 raise FormatError(f"{tables[0].shown} has no column besides the targets")
-            source = TableSource(tables, reader, names, one is not None)
+            source = TableSource(tables, reader, one or names)
             kinds = {name: source.first.schema.field(name).type for name in names}
             for name in decoders:
                 if name not in kinds or not holds_images(kinds[name]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import hashlib
 import os
@@ -103,8 +104,12 @@ class FilesSource(Source):
             self._listed_sizes = None
             indices = np.arange(len(self))
         if self._server is None:
-            sizes = (_size_of(self.listing.path(number)) for number in indices.tolist())
-            return np.fromiter(sizes, np.int64, len(indices))
+            sizes = np.zeros(len(indices), np.int64)
+            for place, number in enumerate(indices.tolist()):
+                # of one that is gone since it was listed: reading it will say so
+                with contextlib.suppress(OSError):
+                    sizes[place] = os.stat(self.listing.path(number)).st_size
+            return sizes
         if self._listed_sizes is None:
             self._listed_sizes = _remote_sizes(self._server, self.listing)
         return self._listed_sizes[indices]
@@ -122,13 +127,6 @@ def _remote_sizes(server: RemoteFiles, files: FileSet) -> npt.NDArray[np.int64]:
     unknown = [path for path in files if known.get(path) is None]
     known.update(zip(unknown, server.sizes(unknown), strict=True))
     return np.fromiter((known[path] or 0 for path in files), np.int64, len(files))
-
-
-def _size_of(path: bytes) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:  # gone since the folder was listed: reading it will say so, and name the sample
-        return 0
 
 
 def fingerprint_names(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> str:

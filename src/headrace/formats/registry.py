@@ -79,7 +79,7 @@ def installed_formats() -> tuple[Format, ...]:
 def detect(
     data_path: DataPath | FileSet,
     options: RemoteOptions,
-    kinds: Sequence[Format] = FORMATS,
+    kinds: tuple[Format, ...] = FORMATS,
 ) -> tuple[Format, FileSet]:
     """The format of the files that a path means, and these files.
 
@@ -92,23 +92,18 @@ def detect(
         ConfigError, DataNotFoundError, FormatError, AccessError, RemoteError: see `look_for`.
         FormatError: a file is of no format that is known.
     """
-    known = tuple(kinds)
-    kind, where = look_for(data_path, known, options)
+    kind, where = look_for(data_path, kinds, options)
     if kind is None and kinds is FORMATS and installed_formats():
-        known += installed_formats()
+        kinds += installed_formats()
         kind, where = look_for(data_path, installed_formats(), options)
     if kind is not None:
         assert isinstance(where, FileSet)
         return kind, where
-    endings = tuple(ending for format_ in known for ending in format_.all_endings)
+    endings = tuple(ending for format_ in kinds for ending in format_.all_endings)
     files = resolve(data_path, Format("data", endings), options)  # says what is there, of folders
     if files.server is not None:
         files.server.close()
-        found = list(map(os.fsdecode, files.names))
-        for format_ in known:  # servers of the web show folders as pages, which have no type
-            if any(map(format_.fits, found)):
-                return format_, resolve(data_path, format_, options)
-    names = ", ".join(format_.name for format_ in known)
+    names = ", ".join(format_.name for format_ in kinds)
     raise FormatError(f"{redact(entries_of(data_path)[0])}: unknown format; headrace reads {names}")
 
 

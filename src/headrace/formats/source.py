@@ -468,14 +468,6 @@ class ArraySource(RowSource, Locatable):
 S = TypeVar("S", bound=ArraySource)
 
 
-class Part(NamedTuple, Generic[S]):
-    """Samples of one source: their indices in it, and their places among all that are wanted."""
-
-    source: S
-    indices: list[int]
-    places: list[int]
-
-
 class ConcatSource(ArraySource, Generic[S]):
     """The samples of some sources, one source after the other.
 
@@ -496,37 +488,34 @@ class ConcatSource(ArraySource, Generic[S]):
         number = int(np.searchsorted(self._starts, index, side="right")) - 1
         return number, index - int(self._starts[number])
 
-    def parts_of(self, indices: Sequence[int] | IntArray) -> list[Part[S]]:
-        """The samples of each source."""
+    def _parts(self, indices: Sequence[int] | IntArray) -> list[tuple[S, IntArray, list[int]]]:
+        """Sources, the indices of samples in each, and their places among all that are wanted."""
         wanted = np.asarray(indices, np.int64)
         numbers = np.searchsorted(self._starts, wanted, side="right") - 1
-        inner = (wanted - self._starts[numbers]).tolist()
-        parts: dict[int, Part[S]] = {}
-        for place, number in enumerate(numbers.tolist()):
-            if number not in parts:
-                parts[number] = Part(self.sources[number], [], [])
-            parts[number].indices.append(inner[place])
-            parts[number].places.append(place)
-        return [parts[number] for number in sorted(parts)]
+        order = numbers.argsort(kind="stable")
+        parts = []
+        for places in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
+            if len(places):
+                number = int(numbers[places[0]])
+                inner = wanted[places] - self._starts[number]
+                parts.append((self.sources[number], inner, places.tolist()))
+        return parts
 
-    def prefetch(self, parts: list[Part[S]]) -> None:
-        """Asks at once for the parts of several sources, which are read next: a server is asked for
-        all together, and not file by file; of local files a slow disk is told.
+    def _prefetched(self, indices: Sequence[int]) -> list[tuple[S, IntArray, list[int]]]:
+        """The parts of several sources, which are read next: a server is asked for all together,
+        and not file by file; of local files a slow disk is told.
         """
-        if len(parts) < 2 or not (self.is_remote or HINTS.are_wanted):
-            return
-        with contextlib.suppress(OSError):  # raised again where they are read
-            each = [
-                part.source.missing_ranges(np.asarray(part.indices, np.int64)) for part in parts
-            ]
-            self.files.prefetch(list(itertools.chain.from_iterable(each)), True)
+        parts = self._parts(indices)
+        if len(parts) > 1 and (self.is_remote or HINTS.are_wanted):
+            with contextlib.suppress(OSError):  # raised again where they are read
+                each = [source.missing_ranges(inner) for source, inner, _ in parts]
+                self.files.prefetch(list(itertools.chain.from_iterable(each)), True)
+        return parts
 
     def read(self, indices: Sequence[int]) -> list[Any]:
-        parts = self.parts_of(indices)
-        self.prefetch(parts)
         records: list[Any] = [None] * len(indices)
-        for part in parts:
-            for place, record in zip(part.places, part.source.read(part.indices), strict=True):
+        for source, inner, places in self._prefetched(indices):
+            for place, record in zip(places, source.read(inner.tolist()), strict=True):
                 records[place] = record
         return records
 
@@ -538,10 +527,8 @@ class ConcatSource(ArraySource, Generic[S]):
         return records
 
     def read_into(self, indices: Sequence[int], rows: Rows) -> None:
-        parts = self.parts_of(indices)
-        self.prefetch(parts)
-        for part in parts:
-            part.source.read_into(part.indices, [row_at(rows, place) for place in part.places])
+        for source, inner, places in self._prefetched(indices):
+            source.read_into(inner.tolist(), [row_at(rows, place) for place in places])
 
     @functools.cached_property
     def is_remote(self) -> bool:
@@ -549,10 +536,8 @@ class ConcatSource(ArraySource, Generic[S]):
         return all(source.is_remote and source.files is self.files for source in self.sources)
 
     def byte_ranges(self, indices: IntArray) -> ByteRanges:
-        parts = self.parts_of(indices)
-        return ByteRanges.joined(
-            [part.source.byte_ranges(np.asarray(part.indices, np.int64)) for part in parts]
-        )
+        parts = self._parts(indices)
+        return ByteRanges.joined([source.byte_ranges(inner) for source, inner, _ in parts])
 
     @property
     def locating_needs_io(self) -> bool:

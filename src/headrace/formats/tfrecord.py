@@ -354,10 +354,10 @@ class TFRecordColumns(Columns):
         return len(self._source)
 
     def column(self, name: str) -> TFRecordSource:
-        return self._source.of([name], True)
+        return self._source.of(name)
 
     def rows(self, names: Sequence[str]) -> TFRecordSource:
-        return self._source.of(names, False)
+        return self._source.of(names)
 
 
 def _checked_features(
@@ -426,11 +426,11 @@ class TFRecordSource(RecordsSource):
         self._names: list[str] = []
         self._is_one = False
 
-    def of(self, names: Sequence[str], is_one: bool) -> TFRecordSource:
-        """The same records with some of their features; with `is_one` the values of one."""
+    def of(self, names: str | Sequence[str]) -> TFRecordSource:
+        """The same records with some of their features; of a str the values of that one."""
         source = copy.copy(self)
-        source._names = list(names)
-        source._is_one = is_one
+        source._is_one = isinstance(names, str)
+        source._names = [names] if isinstance(names, str) else list(names)
         return source
 
     def bounds(self, rows: IntArray) -> tuple[IntArray, IntArray]:

@@ -134,7 +134,7 @@ def open_column(
             raise FormatError(
                 f"{first.first.shown}: column={column!r} is of type {kind}, not bytes of images"
             )
-        source = TableImages(first.tables, first.files, [column], True)
+        source = TableImages(first.tables, first.files, column)
     elif first.dtype == np.uint8 and len(first.shape) == 4 and first.shape[3] in (1, 3):
         color = "RGB" if first.shape[3] == 3 else "L"
         size = first.shape[1:3]

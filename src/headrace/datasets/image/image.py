@@ -79,8 +79,9 @@ def open_images(
         DataNotFoundError, ConfigError, FormatError, MissingNameError: see `ImageDataset`.
     """
     kind: Format | None = TARS
+    where: DataPath | FileSet = data_path
     if column is None:
-        kind, _ = look_for(data_path, (IMAGES, TARS, HDF5), reach, lists=False)
+        kind, where = look_for(data_path, (IMAGES, TARS, HDF5), reach, lists=False)
     if kind is TARS:
         from headrace.datasets.image.columns import open_column  # imports tables and tars
 
@@ -89,7 +90,7 @@ def open_images(
         return _open_packed(data_path, wanted, reach)
     if wanted.masks:
         import_pycocotools()
-    files = FilesSource(data_path, EXTENSIONS, reach)
+    files = FilesSource(where, EXTENSIONS, reach)
     masks = None
     try:
         for plugin in PLUGINS:

@@ -234,11 +234,16 @@ class TextDataset(BaseDataset):
         targets: Any = None
         decoder: TextDecoder
         packed = None
+        where: DataPath | FileSet = data_path
         if column is None:
             given = texts.given()
             if tokenizer is not None:
                 given["tokenizer"] = tokenizer
-            packed = _packed_tokens(data_path, given, reach)
+            kind, found = look_for(data_path, (TEXTS, HDF5), reach, lists=False)
+            if kind is TEXTS:
+                where = found
+            elif kind is HDF5:
+                packed = _packed_tokens(data_path, given, reach)
         if packed is not None:
             info = packed.info
             fingerprint = info.fingerprint  # that the texts themselves would have
@@ -253,21 +258,21 @@ class TextDataset(BaseDataset):
             )
         elif texts.is_in_parts:
             which = {name: getattr(texts, name) for name in OF_DOCUMENTS}
-            documents = TextDataset(data_path, tokenizer=self.tokenizer, **which, **reading)
+            documents = TextDataset(where, tokenizer=self.tokenizer, **which, **reading)
             self._documents = documents
             self.classes = documents.classes
             tokens, fingerprint = documents.tokens(end_token)
-            where = documents.sample_source.location
+            location = documents.sample_source.location
             name = documents.document_unit
             decoder, targets = _open_tokens(
-                tokens, fingerprint, where, name, documents.targets, texts
+                tokens, fingerprint, location, name, documents.targets, texts
             )
         elif column is not None:
             decoder, targets, self.classes = _open_column(data_path, reach, texts, reading)
         else:
             usage = options.get("max_memory_usage", 0.8)
             budget = MemoryBudget(usage, local_world_size=local_ranks)
-            decoder = _open_texts(data_path, reach, texts, budget)
+            decoder = _open_texts(where, reach, texts, budget)
             if labels is not None:
                 targets, self.classes = folder_targets(decoder.source.listing)
                 if targets is None:
@@ -516,7 +521,7 @@ def _open_column(
         return texts, targets, classes
     if isinstance(source, TableSource):
         along = [name for name in (SYSTEM, TOOLS, OPTIONS) if name in source.first.schema.names]
-        source = TableSource(source.tables, source.files, [column, *along], False)
+        source = TableSource(source.tables, source.files, [column, *along])
         value_of = None
     return Chats(source, options, value_of), None, []
 
@@ -558,10 +563,8 @@ def _open_tokens(
     return TokensDecoder(source, name), targets
 
 
-def _packed_tokens(
-    data_path: Any, given: dict[str, Any], reach: RemoteOptions
-) -> PackedTokens | None:
-    """The tokens of packed files, local or remote. None: the path names no packed files.
+def _packed_tokens(data_path: Any, given: dict[str, Any], reach: RemoteOptions) -> PackedTokens:
+    """The tokens of packed files, local or remote.
 
     Args:
         data_path: the path of the dataset.
@@ -574,9 +577,6 @@ def _packed_tokens(
             files were packed in different ways.
         DataNotFoundError, RemoteError: a URL does not exist; a request to a server failed.
     """
-    kind, _ = look_for(data_path, (TEXTS, HDF5), reach, lists=False)
-    if kind is not HDF5:
-        return None
     paths, opened = open_trees(data_path, HDF5, reach)
     try:
         tokens = PackedTokens(paths, opened)

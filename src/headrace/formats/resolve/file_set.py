@@ -72,10 +72,7 @@ def plain_name(name: str) -> str:
     """A name as its ending is compared: in lower case, and without the number that TensorFlow
     appends to it, as in ``train.tfrecord-00000-of-00010``.
     """
-    name = name.lower()
-    if name[-1:].isdecimal():
-        return os.fsdecode(NUMBERED.sub(rb"\1", os.fsencode(name)))
-    return name
+    return os.fsdecode(plain_bytes(os.fsencode(name.lower())))
 
 
 def plain_bytes(name: bytes) -> bytes:
@@ -312,11 +309,6 @@ class Found:
     others: list[bytes] = field(default_factory=list)
 
 
-def encoded(endings: Iterable[str]) -> tuple[bytes, ...]:
-    """Endings as bytes, to compare with names."""
-    return tuple(map(os.fsencode, endings))
-
-
 def is_hidden_part(part: bytes) -> bool:
     """True if a file or folder with this name is hidden: ``.git``, ``._x.jpg``, and ``__MACOSX``,
     which macOS adds to archives.
@@ -339,14 +331,14 @@ def are_bookkeeping(names: Sequence[bytes], bookkeeping: Sequence[bytes] = BOOKK
 
 def are_tables(names: Sequence[bytes]) -> bool:
     """True if the files are Arrow or Parquet tables, and at most metadata besides."""
-    endings = encoded(_TABLES)
+    endings = tuple(map(os.fsencode, _TABLES))
     others = [name for name in names if not name.lower().endswith(endings)]
     return len(others) < len(names) and (not others or are_bookkeeping(others))
 
 
 def are_shards(names: Sequence[bytes]) -> bool:
     """True if some files are shards of another library."""
-    endings = encoded(READERS["open_dataset"])
+    endings = tuple(map(os.fsencode, READERS["open_dataset"]))
     return any(plain_bytes(name).endswith(endings) for name in names)
 
 

@@ -11,9 +11,9 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import Any
 from urllib.parse import urlsplit
 
 from headrace.errors import (
@@ -30,7 +30,6 @@ from headrace.formats.resolve.file_set import (
     FileSet,
     Format,
     Found,
-    encoded,
     is_hidden,
     is_hidden_part,
     plain_bytes,
@@ -184,13 +183,10 @@ def before_magic(path: str, separator: str) -> str:
 # -- listing
 
 
-class _Folder(NamedTuple):
-    """A folder to list: its name, with b"/" after each part, and (device, inode) of the folders
-    that contain it, to which no link may lead back.
-    """
-
-    name: bytes
-    above: frozenset[tuple[int, int]]
+_Folder = tuple[bytes, frozenset[tuple[int, int]]]
+"""A folder to list: its name, with b"/" after each part, and (device, inode) of the folders that
+contain it, to which no link may lead back.
+"""
 
 
 def list_folder(root: str, kinds: Sequence[Format]) -> Found:
@@ -202,94 +198,71 @@ def list_folder(root: str, kinds: Sequence[Format]) -> Found:
         AccessError: a folder may not be listed.
         DataNotFoundError: a folder was removed meanwhile.
     """
-    endings = list[str]()
-    stores = list[str]()
-    for kind in kinds:
-        endings += kind.endings
-        stores += kind.stores
-    listed = partial(_listed, os.fsencode(root), encoded(endings), encoded(stores))
     found = Found(root, [], searched=True)
-    level = [_Folder(b"", frozenset())]
     dead_links = list[str]()
+    endings = tuple(map(os.fsencode, chain.from_iterable(map(attrgetter("endings"), kinds))))
+    stores = tuple(map(os.fsencode, chain.from_iterable(map(attrgetter("stores"), kinds))))
+
+    def listed(folder: _Folder) -> list[_Folder]:
+        """The folders in a folder, whose files are added to those found."""
+        name, above = folder
+        below = list[_Folder]()
+        path = os.path.join(os.fsencode(root), name).rstrip(b"/") or b"/"
+        try:
+            status = os.stat(path)
+            identity = (status.st_dev, status.st_ino)
+            if identity in above:
+                return below
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    if is_hidden_part(entry.name):
+                        continue
+                    ends = plain_bytes(entry.name)
+                    try:
+                        if ends.endswith(stores):
+                            if not name:
+                                found.names.append(entry.name)
+                        elif entry.is_file():
+                            if ends.endswith(endings):
+                                found.names.append(name + entry.name)
+                            elif len(found.others) < MOST:
+                                found.others.append(name + entry.name)
+                        elif entry.is_dir():
+                            below.append((name + entry.name + b"/", above | {identity}))
+                        elif entry.is_symlink() and not os.path.exists(entry.path):
+                            dead_links.append(os.fsdecode(entry.path))
+                    except OSError as error:
+                        if error.errno != errno.ELOOP:  # a link to itself
+                            raise
+                        dead_links.append(os.fsdecode(entry.path))
+        except PermissionError as error:
+            raise AccessError(
+                f"{redact(error.filename or path)}: this user may not list the folder "
+                f"({error.strerror})"
+            ) from error
+        except FileNotFoundError as error:
+            raise DataNotFoundError(
+                f"{redact(path)} disappeared while its files were listed: start again"
+            ) from error
+        return below
+
+    level: list[_Folder] = [(b"", frozenset())]
     with ThreadPoolExecutor(_THREADS, "headrace-list") as pool:
         while level:
             size = max(1, min(_GROUP, len(level) // (4 * _THREADS)))
             groups = list[list[_Folder]]()
             for start in range(0, len(level), size):
                 groups.append(level[start : start + size])
-            level = []
-            each = chain.from_iterable(pool.map(lambda group: list(map(listed, group)), groups))
-            for names, others, below, dead in each:
-                found.names += names
-                found.others += others[: MOST - len(found.others)]
-                level += below
-                dead_links += dead
+            each = pool.map(lambda group: list(map(listed, group)), groups)
+            level = list(chain.from_iterable(chain.from_iterable(each)))
             if not found.folders:
-                for folder in level:
-                    found.folders.add(folder.name[:-1])
+                for name, _ in level:
+                    found.folders.add(name[:-1])
             if found.names and not endings:  # stores are on the first level
                 break
     if dead_links:
         _warn_of_dead_links(root, dead_links)
     return found
-
-
-class _Listing(NamedTuple):
-    """The contents of a folder."""
-
-    names: list[bytes]
-    """Files with the right endings, and stores."""
-    others: list[bytes]
-    below: list[_Folder]
-    dead_links: list[str]
-
-
-def _listed(
-    root: bytes, endings: tuple[bytes, ...], stores: tuple[bytes, ...], folder: _Folder
-) -> _Listing:
-    """Lists a folder below a root, for lower-case endings of files and stores."""
-    listing = _Listing([], [], [], [])
-    names, others, below, dead_links = listing
-    path = os.path.join(root, folder.name).rstrip(b"/") or b"/"
-    try:
-        status = os.stat(path)
-        identity = (status.st_dev, status.st_ino)
-        if identity in folder.above:
-            return listing
-        above = folder.above | {identity}
-        with os.scandir(path) as entries:
-            for entry in entries:
-                if is_hidden_part(entry.name):
-                    continue
-                name = folder.name + entry.name
-                ends = plain_bytes(entry.name)
-                try:
-                    if ends.endswith(stores):
-                        if not folder.name:
-                            names.append(name)
-                    elif entry.is_file():
-                        if ends.endswith(endings):
-                            names.append(name)
-                        else:
-                            others.append(name)
-                    elif entry.is_dir():
-                        below.append(_Folder(name + b"/", above))
-                    elif entry.is_symlink() and not os.path.exists(entry.path):
-                        dead_links.append(os.fsdecode(entry.path))
-                except OSError as error:
-                    if error.errno != errno.ELOOP:  # a link to itself
-                        raise
-                    dead_links.append(os.fsdecode(entry.path))
-    except PermissionError as error:
-        raise AccessError(
-            f"{redact(error.filename or path)}: this user may not list the folder "
-            f"({error.strerror})"
-        ) from error
-    except FileNotFoundError as error:
-        raise DataNotFoundError(
-            f"{redact(path)} disappeared while its files were listed: start again"
-        ) from error
-    return listing
 
 
 # -- on a server
@@ -408,9 +381,11 @@ def _found_at(url: str, path: str, kind: Format, server: RemoteFiles) -> Found:
             return _matched_at(path, server.ask("glob", url), kind)
         if kind.is_store is not None and not kind.is_store(url, server):
             root = path.rstrip("/")
-            names = _stores_below(root, _first_level(url, server), kind)
-            if names:
-                return Found(root, names, searched=True)
+            # some servers do not list folders
+            with contextlib.suppress(OSError, HeadraceError, NotImplementedError):
+                names = _stores_below(root, server.ask("ls", url, detail=False), kind)
+                if names:
+                    return Found(root, names, searched=True)
         return _named(path)
     is_a = _type(url, path, server)
     if is_a == "file":
@@ -438,18 +413,10 @@ def _found_at(url: str, path: str, kind: Format, server: RemoteFiles) -> Found:
     return found
 
 
-def _first_level(url: str, server: RemoteFiles) -> list[str]:
-    """The contents of a folder; [] if the server does not list folders."""
-    try:
-        return list(server.ask("ls", url, detail=False))
-    except (OSError, HeadraceError, NotImplementedError):
-        return []
-
-
 def _stores_below(root: str, paths: Iterable[str], kind: Format) -> list[bytes]:
     if not kind.stores:
         return []
-    stores = encoded(kind.stores)
+    stores = tuple(map(os.fsencode, kind.stores))
     first = {_name_below(root, path).partition(b"/")[0] for path in paths}
     return [name for name in first if name.lower().endswith(stores) and not is_hidden(name)]
 
@@ -506,7 +473,7 @@ def _name_below(root: str, path: str) -> bytes:
 def _below(root: str, paths: list[str], endings: Sequence[str], shows_hidden: bool) -> Found:
     """Divides paths into files with the right endings, and others."""
     found = Found(root, [])
-    ends = encoded(endings)
+    ends = tuple(map(os.fsencode, endings))
     for path in paths:
         name = _name_below(root, path)
         if not shows_hidden and is_hidden(name):

@@ -44,7 +44,6 @@ from headrace.formats.resolve.file_set import (
     are_bookkeeping,
     are_shards,
     are_tables,
-    encoded,
     summary_of,
 )
 from headrace.formats.resolve.find import (
@@ -105,7 +104,9 @@ def resolve(
         assert files is not None
         return files
     with _server_of(entries, options) as server:
-        return _files_at(data_path, entries, kind, server)
+        files = _files_at(data_path, entries, [kind], server)
+        assert files is not None
+        return files
 
 
 @contextlib.contextmanager
@@ -121,14 +122,20 @@ def _server_of(urls: Sequence[str], options: RemoteOptions) -> Iterator[RemoteFi
 
 
 def _files_at(
-    data_path: DataPath, urls: Sequence[str], kind: Format, server: RemoteFiles
-) -> FileSet:
-    """The files of one format at some URLs."""
+    data_path: DataPath, urls: Sequence[str], kinds: Sequence[Format], server: RemoteFiles
+) -> FileSet | None:
+    """The files at some URLs in the first of some formats that there are files of; None: there are
+    none.
+    """
+    kind = kinds[0]
+    if len(kinds) > 1:
+        endings = (ending for one in kinds for ending in one.endings)
+        stores = (ending for one in kinds for ending in one.stores)
+        kind = Format("data", tuple(endings), tuple(stores))
     find = partial(find_remote, kind=kind, server=server)
-    files = _gathered(data_path, urls, find, [kind], server)
+    files = _gathered(data_path, urls, find, kinds, server, chooses=len(kinds) > 1)
     # else it holds what the listing said of each file, and each worker with it
     server.filesystem.invalidate_cache()
-    assert files is not None
     return files
 
 
@@ -140,7 +147,7 @@ def look_for(
     lists: bool = True,
 ) -> tuple[Format | None, DataPath | FileSet]:
     """The first of some formats that a path has files of (None: of none), and these files, or the
-    path if they were not listed.
+    path or paths where they were not listed.
 
     Args:
         data_path: see `resolve`.
@@ -160,7 +167,8 @@ def look_for(
     if not lists:
         paths = [named_part(os.path.expanduser(os.fsdecode(entry))) for entry in entries]
         path_of = None if are_urls else paths.__getitem__
-        return _chosen(_last_parts(paths), kinds, path_of, entries)[0], data_path
+        # without what a README.md or an index stands for, which is read once
+        return _chosen(_last_parts(paths), kinds, path_of, entries)[0], entries
     if not are_urls:
         find = partial(find_local, kinds=kinds)
         files = _gathered(data_path, entries, find, kinds, chooses=True)
@@ -179,7 +187,11 @@ def look_for(
                     break
         kind, _ = _chosen(_last_parts(paths), kinds, None, entries)
         if kind is not None:
-            return kind, _files_at(data_path, entries, kind, server)
+            kinds = [kind]
+        # pages of the web have no type: all that they name is found, and decides
+        files = _files_at(data_path, entries, kinds, server)
+        if files is not None:
+            return files.kind, files
     server.close()
     return None, data_path
 
@@ -226,7 +238,7 @@ def _gathered(
         def path_of(number: int) -> str:
             return os.path.join(places[root_of[number]], os.fsdecode(names[number]))
 
-        kind, fits = _chosen(names, kinds, path_of, entries)
+        kind, fits = _chosen(names, kinds, None if server else path_of, entries)
         numbers = np.flatnonzero(fits)
     if kind is None:
         return None
@@ -316,7 +328,7 @@ def _chosen(
     fits = list[npt.NDArray[np.bool_]]()
     unknown = np.ones(len(names), bool)
     for kind in kinds:
-        endings = itertools.repeat(encoded(kind.all_endings))
+        endings = itertools.repeat(tuple(map(os.fsencode, kind.all_endings)))
         fits.append(np.fromiter(map(bytes.endswith, lower, endings), bool, len(lower)))
         unknown &= ~fits[-1]
         if len(names) and fits[-1].all() and not kind.bookkeeping:

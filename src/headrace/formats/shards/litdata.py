@@ -218,13 +218,10 @@ class _TableColumns(Columns):
         return sum(int(table.rows.sum()) for table in self._tables)
 
     def column(self, name: str) -> TableSource:
-        return self._source([name], True)
+        return self.rows(name)
 
-    def rows(self, names: Sequence[str]) -> TableSource:
-        return self._source(names, False)
-
-    def _source(self, names: Sequence[str], is_one: bool) -> TableSource:
-        return TableSource(list(map(copy.copy, self._tables)), self._files, names, is_one)
+    def rows(self, names: str | Sequence[str]) -> TableSource:
+        return TableSource(list(map(copy.copy, self._tables)), self._files, names)
 
 
 def _opened(paths: Sequence[str], files: Files) -> Columns:

@@ -234,8 +234,7 @@ class ShardSource(RowSource, Locatable):
         shards: all.
         heads: of the shards.
         columns: all, by name.
-        names: of those that are read.
-        is_one: True if a record is the value of the one column.
+        names: of those that are read; a str: records are the values of that one.
 
     Raises:
         FormatError: values of a column can't be read.
@@ -247,14 +246,13 @@ class ShardSource(RowSource, Locatable):
         shards: Sequence[Shard],
         heads: Heads,
         columns: dict[str, ShardColumn],
-        names: Sequence[str],
-        is_one: bool,
+        names: str | Sequence[str],
     ) -> None:
         self.files = files
         self._shards = list(shards)
         self._columns = columns
-        self._names = list(names)
-        self._is_one = is_one
+        self._is_one = isinstance(names, str)
+        self._names = [names] if isinstance(names, str) else list(names)
         self._starts = np.cumsum([0, *(shard.samples for shard in shards)])
         self._is_packed = np.array([bool(shard.codec) for shard in shards], bool)
         self._heights = np.array([shard.height for shard in shards], np.int64)
@@ -263,7 +261,7 @@ class ShardSource(RowSource, Locatable):
         self._chunks = _Packed(files, self._shards, heads)
         self._decoded = ChunkCache(0)
         self._varying = sum(column.nbytes is None for column in columns.values())
-        for name in names:
+        for name in self._names:
             if columns[name].decode is None:
                 raise FormatError(
                     f"{redact(self._paths[0])}: column {name!r} is of the encoding "
@@ -579,10 +577,7 @@ class ShardColumns(Columns):
         return sum(shard.samples for shard in self.shards)
 
     def column(self, name: str) -> ShardSource:
-        return self._source([name], True)
+        return self.rows(name)
 
-    def rows(self, names: Sequence[str]) -> ShardSource:
-        return self._source(names, False)
-
-    def _source(self, names: Sequence[str], is_one: bool) -> ShardSource:
-        return ShardSource(self._files, self.shards, self._heads, self._columns, names, is_one)
+    def rows(self, names: str | Sequence[str]) -> ShardSource:
+        return ShardSource(self._files, self.shards, self._heads, self._columns, names)

@@ -161,8 +161,7 @@ class TableSource(RowSource, Locatable):
     Args:
         tables: the files, one at least.
         files: by which they are read.
-        names: of the columns.
-        is_one: True if a record is the value of the one column.
+        names: of the columns; a str: records are the values of that one.
 
     Raises:
         MissingNameError, FormatError: a file lacks one of the columns, or has it in another type
@@ -170,12 +169,12 @@ class TableSource(RowSource, Locatable):
     """
 
     def __init__(
-        self, tables: Sequence[TableFile], files: Files, names: Sequence[str], is_one: bool
+        self, tables: Sequence[TableFile], files: Files, names: str | Sequence[str]
     ) -> None:
         self.tables = list(tables)
         self.files = files
-        self.names = tuple(names)
-        self.is_one = is_one
+        self.is_one: bool = isinstance(names, str)
+        self.names = (names,) if isinstance(names, str) else tuple(names)
         filled = [table for table in self.tables if table.rows.any()]
         for table in self.tables:
             table.choose(self.names)
@@ -377,7 +376,7 @@ class TableSource(RowSource, Locatable):
         Raises:
             FormatError: a number is missing; the message says in which row.
         """
-        alone = TableSource(list(map(copy.copy, self.tables)), self.files, [name], True)
+        alone = TableSource(list(map(copy.copy, self.tables)), self.files, name)
         spec = alone.array_spec
 
         def read(rows: range) -> Out:
