@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
@@ -13,8 +14,8 @@ from headrace.memory.store import MISSING, SampleStore
 DTYPES = ["uint8", "int16", "uint16", "int64", "float16", "float32", "float64", "complex64", "bool"]
 
 
-def filled(samples: list[Any], capacity: int = 1 << 20, policy: str = "keep") -> SampleStore:
-    store = SampleStore(len(samples), capacity, policy)
+def filled(samples: list[Any]) -> SampleStore:
+    store = SampleStore(len(samples), 1 << 20)
     for index, sample in enumerate(samples):
         store.put(index, sample)
     return store
@@ -111,15 +112,13 @@ def test_what_was_evicted_and_came_again(data: st.DataObject) -> None:
     assert gone is None or store.rows(np.array([*held, gone])) is None
 
 
-def store_of(
-    length: int, rows: int, shape: tuple[int, ...] = (4,), dtype: str = "f4", policy: str = "keep"
-) -> SampleStore:
-    entry = SampleStore.nbytes_of(np.zeros(shape, dtype))
+def store_of(length: int, rows: int, policy: str = "keep") -> SampleStore:
+    entry = SampleStore.nbytes_of(np.zeros(4, np.float32))
     return SampleStore(length, rows * entry + entry - 1, policy)
 
 
-def rows_of(count: int, shape: tuple[int, ...] = (4,), dtype: str = "f4") -> Any:
-    return np.random.default_rng(1).integers(0, 100, (count, *shape)).astype(dtype)
+def rows_of(count: int) -> Any:
+    return np.random.default_rng(1).integers(0, 100, (count, 4)).astype(np.float32)
 
 
 def test_rows_for_which_there_is_no_room_are_refused() -> None:
@@ -133,12 +132,14 @@ def test_rows_for_which_there_is_no_room_are_refused() -> None:
     assert all(np.array_equal(store.get(i), rows[i]) for i in range(20) if i in store)
 
 
-def test_pressure_takes_the_oldest_and_they_may_come_again() -> None:
-    store, rows = store_of(34, 24), rows_of(34)
+@pytest.mark.parametrize("policy", ["keep", "lru"])
+def test_pressure_takes_the_oldest_and_they_may_come_again(policy: str) -> None:
+    store, rows = store_of(34, 24, policy), rows_of(34)
     assert store.put_many(range(24), rows[:24])
     entry = SampleStore.nbytes_of(rows[0])
     seen = store.rows(np.arange(5))
-    assert store.release(12 * entry) == 12 * entry
+    assert store.release(12 * entry - 1) == 12 * entry == store.stats()["released_bytes"]
+    assert store.nbytes == 12 * entry and store.limit == 12 * entry + 1
     assert seen is not None and not seen.are_held()
     assert [i for i in range(34) if i in store] == [*range(12, 24)]
     store.grow(10 * entry)

@@ -320,18 +320,6 @@ def filled(policy: str = "keep") -> SampleStore:
 
 
 class TestPressure:
-    def test_the_oldest_samples_are_given_back_first(self) -> None:
-        for policy in POLICIES:
-            store = filled(policy)
-            before = store.nbytes
-            released = store.release(300_000)
-            assert 300_000 <= released < 300_000 + 21_000
-            assert store.nbytes == before - released and store.limit <= before - 300_000
-            assert store.stats()["released_bytes"] == released
-            held = used(store)
-            assert held == set(range(40 - len(held), 40))
-            assert all((store.get(i) == i).all() for i in held)
-
     @both_policies
     def test_a_limit_lowered_before_the_lock_is_held(
         self, policy: str, monkeypatch: pytest.MonkeyPatch
