@@ -42,7 +42,6 @@ def test_when_memory_is_short_and_how_much_is_given_back(monkeypatch: pytest.Mon
     for free, excess in excesses.items():
         machine.free = free
         assert watch.excess() == excess
-    assert PressureWatch([Limit("x", 100 * MB, 0)]).low == 5 * MB
 
 
 def test_a_mode_gives_way_to_a_neighbour_and_recovers(monkeypatch: pytest.MonkeyPatch) -> None:

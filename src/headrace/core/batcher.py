@@ -23,7 +23,7 @@ from headrace.core.decoder import Decoder
 from headrace.core.held import Held
 from headrace.core.reader import NotTogetherError
 from headrace.core.values import as_rows
-from headrace.dtypes import AnyArray, ArraySpec, IntArray
+from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import CollateError, ConfigError, FormatError, SampleError
 from headrace.memory.ring import empty, outside_slot
 from headrace.order.ranks import BatchRequest
@@ -286,7 +286,7 @@ class Batcher:
         if decoder.copies and not decoder.draws:
             rows.copy_to(out)
         else:
-            write = self._writer(request, as_array(out), None)
+            write = self._writer(request, out, None)
 
             def present(position: int) -> SampleError | None:
                 return write(position, rows[position])
@@ -322,7 +322,7 @@ class Batcher:
             spec = self._pair[1]
             beside = [None] * len(request) if spec is None else empty_rows(len(request), spec)
         indices = dataset.whole_indices(request).tolist()
-        write = self._writer(request, as_array(out), beside)
+        write = self._writer(request, out, beside)
         with dataset.restoring(self._decoder.draws):
             failures = dataset.value_source.each(indices, write, dataset.access())
         if any(failures):  # those are read, and counted, again
@@ -333,7 +333,7 @@ class Batcher:
         return MadeBatch((out, beside), len(request))
 
     def _writer(
-        self, request: BatchRequest, rows: AnyArray, beside: Any
+        self, request: BatchRequest, out: torch.Tensor, beside: Any
     ) -> Callable[[int, Any], SampleError | None]:
         """A function that writes a value into its row, and its target beside it; it returns the
         error of a sample that turns out not to be decodable.
@@ -341,6 +341,7 @@ class Batcher:
         dataset = self._dataset
         decoder = self._decoder
         spec = None if beside is not None else decoder.value_spec()
+        rows = as_array(out)
         targets = as_array(beside) if isinstance(beside, torch.Tensor) else beside
         lock = threading.Lock()
 

@@ -252,9 +252,9 @@ class Flags:
         """True if the work is done."""
         return self._memory.map[0] == 1
 
-    def mark(self, worker: int, has_begun: bool = True) -> None:
-        """A worker's loop begins; or another process is about to take its place."""
-        self._memory.map[worker + 1] = has_begun
+    def mark(self, worker: int) -> None:
+        """The loop of a worker begins."""
+        self._memory.map[worker + 1] = 1
 
     def has_begun(self, worker: int) -> bool:
         """True if the worker has reached its loop."""

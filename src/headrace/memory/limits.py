@@ -15,7 +15,7 @@ import operator
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -263,13 +263,10 @@ class PressureWatch:
 
     Memory is short when the headroom under the tightest limit is below `low`: 5 % of the limit, at
     most 1 GiB, and at most a tenth of the headroom that was there when this was made.
-
-    Args:
-        limits: those at the start; None: they are measured now.
     """
 
-    def __init__(self, limits: Sequence[Limit] | None = None) -> None:
-        start = tightest(common_limits() if limits is None else limits)
+    def __init__(self) -> None:
+        start = tightest(common_limits())
         self.low: int = int(min(_LOW * start.total, _LOW_BYTES, _LOW_OF_HEADROOM * start.headroom))
 
     def excess(self) -> int:
