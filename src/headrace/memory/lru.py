@@ -1,7 +1,7 @@
 """A cache bounded in bytes and items that evicts the least recently used item first.
 
-It can shrink, is thread-safe, and counts hits and misses. The size of a NumPy view is that of the
-whole array that it keeps alive.
+It can shrink, and is thread-safe. The size of a NumPy view is that of the whole array that it keeps
+alive.
 """
 
 from __future__ import annotations
@@ -79,11 +79,6 @@ class LRUCache(cachetools.LRUCache[K, V]):
         sizeof: a callable `value -> bytes`, which is called when a value is put. Default:
             `held_bytes`.
 
-    Attributes:
-        hits, misses: number of calls of `get` that found, and did not find, their key.
-        evicted: number of values that were evicted.
-        bypassed: number of values that were not admitted because they are larger than the cache.
-
     Raises:
         ConfigError: a limit is negative or not an integer.
     """
@@ -97,10 +92,6 @@ class LRUCache(cachetools.LRUCache[K, V]):
     ) -> None:
         self.max_bytes = check_integer("max_bytes", max_bytes, 0, optional=True)
         self.max_items: int | None = check_integer("max_items", max_items, 0, optional=True)
-        self.hits: int = 0
-        self.misses: int = 0
-        self.evicted: int = 0
-        self.bypassed: int = 0
         self._sizeof = sizeof
         # re-entrant: dropping a value may run its owner's finalizers
         self._lock = threading.RLock()
@@ -127,29 +118,22 @@ class LRUCache(cachetools.LRUCache[K, V]):
         """
         with self._lock:
             try:
-                value = super().__getitem__(key)
+                return super().__getitem__(key)
             except KeyError:  # cheaper than asking first, since most are hits
-                self.misses += 1
                 return default
-            self.hits += 1
-            return value
 
     def get_many(self, keys: Iterable[K]) -> list[V | None]:
         """Return the values of several keys, with None for keys that are not cached. The last
         one is now the most recently used.
         """
         found = list[V | None]()
-        hits = 0
         with self._lock:
             take = super().__getitem__
             for key in keys:
                 try:
                     found.append(take(key))
-                    hits += 1
                 except KeyError:
                     found.append(None)
-            self.hits += hits
-            self.misses += len(found) - hits
         return found
 
     def put(self, key: K, value: V) -> bool:
@@ -166,7 +150,6 @@ class LRUCache(cachetools.LRUCache[K, V]):
             super().__setitem__(key, value)
             if self.currsize - before > self.maxsize or self.max_items == 0:
                 super().__delitem__(key)
-                self.bypassed += 1
                 return False
             self._make_room()
             return True
@@ -177,7 +160,7 @@ class LRUCache(cachetools.LRUCache[K, V]):
             self.popitem()
 
     def pop(self, key: K, default: D | None = None) -> V | D | None:  # type: ignore[override]
-        """Remove `key` and return its value; `default` if it is not cached. Not counted."""
+        """Remove `key` and return its value; `default` if it is not cached."""
         with self._lock:
             return super().pop(key, default)
 
@@ -188,12 +171,10 @@ class LRUCache(cachetools.LRUCache[K, V]):
             KeyError: the cache is empty.
         """
         with self._lock:
-            item = super().popitem()
-            self.evicted += 1
-            return item
+            return super().popitem()
 
     def clear(self) -> None:
-        """Remove all items. The counters stay, and removed items do not count as evicted."""
+        """Remove all items."""
         with self._lock:
             super().clear()
 
