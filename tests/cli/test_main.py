@@ -103,6 +103,7 @@ ERRORS: list[tuple[list[str], int, str]] = [
     (["pack", "in", "memory://x.h5"], 2, "memory://x.h5: .*shard.size"),
     (["pack", "in", "out.h5", "--part", "0/2"], 2, "shard.size"),
     (["pack", "in", "out.h5", "--size", "20"], 2, "--store decoded"),
+    (["pack", "in", "out.h5", "--compression", "gzip"], 2, "--store decoded"),
     (["pack", "in", "out.h5", "--masks"], 2, "masks does not apply"),
     (["pack", "in", "out.h5", "--targets", "none.csv"], 2, "none.csv does not exist"),
     (["pack", "in", "out.h5", "--unit", "line", "--targets", "a"], 2, "no 'targets'"),
@@ -167,9 +168,11 @@ def test_options_of_images(here: Path, capsys: pytest.CaptureFixture[str]) -> No
     rows = [f"{name},{number * 10}" for number, name in enumerate(names)]
     Path("targets.csv").write_text("\n".join(["file,target", *rows]))
     options = ["--store", "decoded", "--size", "16", "--color", "L", "--targets", "targets.csv"]
+    options += ["--compression", "gzip", "--chunks", "4"]
     assert main(["pack", "in", "out.h5", *options]) == 0
     with h5py.File("out.h5") as file:
         assert file["data"].shape == (24, 16, 16, 1)
+        assert file["data"].chunks == (4, 16, 16, 1) and file["data"].compression == "gzip"
         assert file["targets"][:].tolist() == list(range(0, 240, 10))
     assert main(["pack", "in", "none.h5", "--targets", "none"]) == 0
     assert ImageDataset("none.h5").targets is None

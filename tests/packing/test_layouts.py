@@ -19,7 +19,6 @@ import pytest
 from torch.utils.data import Dataset
 
 from headrace import HDF5Dataset, ZarrDataset, pack
-from headrace.cli.main import main
 from headrace.errors import ConfigError, FormatError, TargetExistsError, WriteError
 from headrace.formats.arrays import codecs
 from headrace.packing import plan as layouts, verify
@@ -209,14 +208,6 @@ def test_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(codecs.zlib, "ZLIB_RUNTIME_VERSION", "9.9")
     with pytest.raises(TargetExistsError, match=r"zlib: .* there, 9\.9 now"):
         pack(Rows(), out, shard_size=2000, compression="gzip")
-
-
-def test_the_command(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["pack", str(photos), str(tmp_path / "out.h5"), "--compression", "gzip"]
-    assert main(command) != 0 and "--store decoded" in capsys.readouterr().err
-    assert main([*command, "--store", "decoded", "--size", "20x30", "--chunks", "4"]) == 0
-    with h5py.File(tmp_path / "out.h5") as file:
-        assert file["data"].chunks == (4, 20, 30, 3) and file["data"].compression == "gzip"
 
 
 def test_packs_of_another_kind(photos: Path, tmp_path: Path) -> None:

