@@ -68,7 +68,7 @@ INSIDE = {
     "formats/table": "columns files arrow source arrays",
     "formats/shards": "heads source litdata mds",
     "formats": """
-        resolve source files arrays tree ome
+        resolve source files zips arrays tree ome
         hdf5 zarr
         trees sparse protobuf tfrecord episodes table shards tar text tokens
         read_rows registry

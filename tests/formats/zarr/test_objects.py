@@ -87,9 +87,6 @@ def test_what_it_says_of_itself(tmp_path: Path) -> None:
     local = ZarrDataset(made("local", tmp_path), "x")
     assert local.fork_safe
     assert "x: pread + zstd" in local.explain()
-    several = ZarrDataset([store, made("zip", tmp_path)], "x")
-    assert len(several) == 40
-    assert (several[25].numpy() == ROWS[5]).all()
 
 
 def test_errors_say_what_to_do(tmp_path: Path) -> None:

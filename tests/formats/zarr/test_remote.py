@@ -123,6 +123,7 @@ def test_in_a_zip_file(folder: Path, far: Any) -> None:
             assert dataset.explain().count("ranges + zstd out of shards") == 1
         local = ZarrDataset(folder / "a.zarr.zip", name, target_name="y")
         assert same(list(local), list(near))
+    check_rows(far("packed.zip"), ZarrDataset(folder / "one.zarr"))
 
 
 # -- few requests

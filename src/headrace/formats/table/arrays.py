@@ -5,7 +5,6 @@ straight into their batch.
 from __future__ import annotations
 
 import math
-import struct
 import zipfile
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -20,16 +19,14 @@ from headrace.formats.arrays.reader import ArrayReader, OpenArrays
 from headrace.formats.arrays.rows import ArraysSource
 from headrace.formats.resolve.file_set import FileSet
 from headrace.formats.table.files import NPY_MAGIC
+from headrace.formats.zips import members_of
 from headrace.io.files import Files, HeldBytes
-from headrace.io.library_errors import asking
 from headrace.io.local_files import LocalFiles
 from headrace.io.paths import listed_names, redact
 from headrace.io.ranges import ByteRanges
 
 _HEAD = 16 << 10  # bytes that are read of an array for its header
 _LONGEST = 1 << 20  # bytes of a header
-_ZIP_HEAD = 30
-_TAIL = 64 << 10  # bytes at the end of a zip file that are read first
 
 
 class StoredArray(NamedTuple):
@@ -163,9 +160,9 @@ def arrays_of(path: str, files: Files) -> dict[str, StoredArray | FormatError]:
             )
         return memoryview(files.read_joined(ByteRanges.of([(path, start, stop)])))
 
-    def opened(start: int, nbytes: int = _HEAD) -> HeldBytes:
-        """The file, at a byte from which so many are there."""
-        held = HeldBytes(size, [(start, read(start, min(size, start + nbytes)))], read)
+    def opened(start: int) -> HeldBytes:
+        """The file, at a byte from which a header is there."""
+        held = HeldBytes(size, [(start, read(start, min(size, start + _HEAD)))], read)
         held.seek(start)
         return held
 
@@ -179,10 +176,8 @@ def arrays_of(path: str, files: Files) -> dict[str, StoredArray | FormatError]:
             f"{shown} is neither a .npy nor an .npz file: it may be damaged, or a server's error "
             "page: fetch it again"
         )
-    with asking("zipfile", shown), zipfile.ZipFile(opened(max(0, size - _TAIL), _TAIL)) as archive:
-        infos = archive.infolist()
     arrays: dict[str, StoredArray | FormatError] = {}
-    for info in infos:
+    for info, begin in zip(*members_of(path, files), strict=True):
         name = info.filename.removesuffix(".npy")
         where = f"{shown}, {info.filename!r}"
         if info.is_dir() or not info.filename.endswith(".npy"):
@@ -196,13 +191,7 @@ def arrays_of(path: str, files: Files) -> dict[str, StoredArray | FormatError]:
                 "numpy.savez_compressed, or the arrays to HDF5 in compressed chunks"
             )
             continue
-        file = opened(info.header_offset)
-        head = bytes(file.read(_ZIP_HEAD))
-        if len(head) < _ZIP_HEAD or not head.startswith(b"PK\x03\x04"):
-            raise FormatError(
-                f"{where}: there is no member at byte {info.header_offset:,}: the file is damaged"
-            )
-        file.seek(file.tell() + sum(struct.unpack("<HH", head[26:30])))
+        file = opened(int(begin))
         end = file.tell() + info.file_size
         if end > size:
             raise FormatError(

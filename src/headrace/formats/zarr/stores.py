@@ -29,10 +29,10 @@ from typing import Any
 import numpy as np
 from isal import isal_zlib
 
-from headrace.dtypes import IntArray
 from headrace.errors import AccessError, FileChangedError, FormatError, MissingNameError
 from headrace.formats.resolve.file_set import Format
-from headrace.io.files import Files, HeldBytes
+from headrace.formats.zips import members_of
+from headrace.io.files import Files
 from headrace.io.library_errors import asking
 from headrace.io.local_files import LocalFiles
 from headrace.io.paths import is_url, redact
@@ -44,8 +44,6 @@ V2_ALL = ".zmetadata"
 OBJECT = "a store object"
 NODE_FILES = (V3_NODE, V2_GROUP, V2_ARRAY)
 _OF_A_NODE = (*NODE_FILES, V2_ATTRIBUTES)
-_ZIP_END = 64 << 10  # bytes at the end of a zip file that are read first
-_ZIP_HEAD = 30
 
 
 class Store(ABC):
@@ -374,9 +372,7 @@ class ZarrZip(Store):
     ranges.
 
     The directory at the end of the file, and the metadata of all nodes, are read when a store is
-    opened. The directory tells where a member's head begins, and not how long that head is. If the
-    members follow one another without gaps, as nearly always, the next one's beginning tells; other
-    heads are read.
+    opened.
 
     Raises:
         FormatError: it is no zip file, or there is no store in it.
@@ -385,9 +381,14 @@ class ZarrZip(Store):
 
     def __init__(self, path: str, files: Files) -> None:
         super().__init__(path, files)
-        infos, start_dir = _directory(files, path)
+        infos, self._begins = members_of(path, files)
+        for info in infos:
+            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise FormatError(
+                    f"{redact(path)}: {info.filename} is compressed by method "
+                    f"{info.compress_type}, which is not supported: store the files as they are"
+                )
         self._numbers = {info.filename: number for number, info in enumerate(infos)}
-        self._begins = _begins(files, path, infos, start_dir)
         self._stops = self._begins + np.array([info.compress_size for info in infos], np.int64)
         checksums = [info.CRC for info in infos]
         self._checksum_at = dict(zip(self._begins.tolist(), checksums, strict=True))
@@ -443,49 +444,6 @@ class ZarrZip(Store):
     def check_version(self, name: str) -> None:
         if isinstance(self.files, LocalFiles) and not self.files.is_same(self.path):
             raise replaced(self.path)
-
-
-def _directory(files: Files, path: str) -> tuple[list[zipfile.ZipInfo], int]:
-    """The members of a zip file, and where their directory begins."""
-    size = files.version(path).size
-
-    def read(start: int, stop: int) -> bytes:  # zipfile looks for the comment by `rfind`
-        return files.read_joined(ByteRanges.of([(path, start, stop)]))
-
-    tail = max(0, size - _ZIP_END)
-    file = HeldBytes(size, [(tail, read(tail, size))], read)
-    with asking("zipfile", redact(path)), zipfile.ZipFile(file) as archive:
-        infos = archive.infolist()
-        start_dir = archive.start_dir
-    for info in infos:
-        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise FormatError(
-                f"{redact(path)}: {info.filename} is compressed by method {info.compress_type}, "
-                "which is not supported: store the files as they are"
-            )
-    return infos, start_dir
-
-
-def _begins(files: Files, path: str, infos: Sequence[zipfile.ZipInfo], start_dir: int) -> IntArray:
-    """Where the contents of members begin."""
-    heads: IntArray = np.array([info.header_offset for info in infos], np.int64)
-    edges = np.append(np.sort(heads), start_dir)
-    following = edges[np.searchsorted(edges, heads, side="right").clip(max=len(heads))]
-    begins = heads + _ZIP_HEAD
-    for number, info in enumerate(infos):
-        name = info.orig_filename.encode("utf-8" if info.flag_bits & 0x800 else "cp437")
-        begins[number] += len(name) + len(info.extra)
-        if info.flag_bits & 8 or begins[number] + info.compress_size != following[number]:
-            begins[number] = -1
-    unknown = np.flatnonzero(begins < 0)
-    starts = heads[unknown]
-    found = files.read(ByteRanges.in_file(path, starts, starts + _ZIP_HEAD))
-    for number, data in zip(unknown.tolist(), found, strict=True):
-        head = bytes(data or b"")
-        if head[:4] != b"PK\x03\x04":
-            raise FormatError(f"{redact(path)} is damaged: no file begins where one should")
-        begins[number] = heads[number] + _ZIP_HEAD + int(np.frombuffer(head[26:30], "<u2").sum())
-    return begins
 
 
 def replaced(path: str) -> FileChangedError:
