@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from headrace.arguments import check_choice
-from headrace.casting import DTypeArgument, dtype_named
+from headrace.casting import DTypeArgument, dtype_named, known_dtype
 from headrace.collate.stack import USUAL, FieldPath, at_path, stack_tree
 from headrace.core.batcher import BatchReader, Collating, MadeBatch, with_targets
 from headrace.core.dataset import BaseDataset
@@ -74,12 +74,14 @@ def to_batch(rows: CSRRows, columns: int, layout: SparseLayout) -> Any:
         "pairs" `SparseRows`.
     """
     count = len(rows.indptr) - 1
+    dtype = known_dtype(rows.values.dtype)
+    assert dtype is not None
     if layout == "dense":
-        out = empty((count, columns), torch_dtype(rows.values.dtype))
+        out = empty((count, columns), dtype)
         rows.scatter(out.numpy())
         return out
     indices = _in_slot(rows.indices, torch.int64)
-    values = _in_slot(rows.values, torch_dtype(rows.values.dtype))
+    values = _in_slot(rows.values, dtype)
     indptr = rows.indptr[:-1] if layout == "pairs" else rows.indptr
     edges = _in_slot(indptr, torch.int64)
     if layout == "pairs":
@@ -105,11 +107,6 @@ def to_sample(record: Record, columns: int, layout: SparseLayout) -> Any:
     if layout == "pairs":
         return SparseRow(batch.indices, batch.values)
     return batch
-
-
-def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
-    """Torch's dtype of that name; a TypeError where it has none."""
-    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 def sparse_collate(samples: Sequence[Any]) -> Any:
