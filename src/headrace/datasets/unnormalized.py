@@ -12,7 +12,6 @@ from headrace.collate.vision import Normalization
 from headrace.core.batcher import Batcher, Collating, MadeBatch
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder
-from headrace.core.views import parts_of
 from headrace.memory.tree import map_tensors
 from headrace.order.ranks import BatchRequest
 
@@ -85,9 +84,8 @@ def pixels_of(dataset: Any, collating: Collating) -> DevicePixels | None:
     or the user's code may receive them.
     """
     left: tuple[Decoder, Normalization] | None = None
-    for part in parts_of(dataset, opaque=BaseDataset):
-        if left is None and isinstance(part, BaseDataset):
-            left = part.sample_decoder.unnormalized()
+    if isinstance(dataset, BaseDataset):
+        left = dataset.sample_decoder.unnormalized()
     function = collating.function
     if left is None:
         if type(function) is not VisionCollator or not collating.calls(function):
@@ -95,7 +93,7 @@ def pixels_of(dataset: Any, collating: Collating) -> DevicePixels | None:
         if function.normalize is not True:
             return None
         return DevicePixels(function.normalization, function, collating)
-    if not isinstance(dataset, BaseDataset) or _may_look_at_images(dataset):
+    if _may_look_at_images(dataset):
         return None
     only_joins = function is list_collate or type(function) is DetectionCollator
     if not collating.stacks and not (only_joins and collating.calls(function)):
