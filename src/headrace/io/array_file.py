@@ -36,7 +36,7 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dtypes import IntArray
+from headrace.dtypes import AnyArray, IntArray
 from headrace.errors import AccessError, FormatError, HeadraceError, warn
 from headrace.io.atomic import TEMPORARY, is_ours, make_folder, user_id, written_to
 from headrace.io.files import Files
@@ -57,7 +57,7 @@ _PIECE = 1 << 20
 _IN_MEMORY = 64 << 20  # bytes of a long array that is not left in the file
 _POLL_S = 0.02
 
-Arrays = list[npt.NDArray[Any]]
+Arrays = list[AnyArray]
 
 
 class UntrustedError(OSError):
@@ -198,7 +198,7 @@ class ArrayFile:
                 end = time.monotonic() + patience
             time.sleep(_POLL_S)
 
-    def write(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
+    def write(self, arrays: Sequence[AnyArray]) -> None:
         """Makes the folder and the file.
 
         Raises:
@@ -282,7 +282,7 @@ def copy_of(
     return cached.found_or_built(files.patience, build)
 
 
-def array_bytes(arrays: Sequence[npt.NDArray[Any]], contents: Contents) -> bytes:
+def array_bytes(arrays: Sequence[AnyArray], contents: Contents) -> bytes:
     """The same file as bytes, to be put beside other files."""
     file = io.BytesIO()
     arrays = _typed(arrays, contents.types)
@@ -326,8 +326,8 @@ class FileArrays:
 
     def __init__(
         self,
-        long: npt.NDArray[Any] | None,
-        short: Sequence[npt.NDArray[Any]],
+        long: AnyArray | None,
+        short: Sequence[AnyArray],
         path: str = "",
         head: bytes = b"",
         reserved: object = None,
@@ -348,7 +348,7 @@ class FileArrays:
         self._compared_in = 0  # the process that has compared the head
 
     @property
-    def long(self) -> npt.NDArray[Any]:
+    def long(self) -> AnyArray:
         """The whole long array, read-only.
 
         Raises:
@@ -371,7 +371,7 @@ class FileArrays:
             self._short = list(map(SharedArray, arrays))
         return [short.array for short in self._short]
 
-    def read(self, begins: IntArray, ends: IntArray) -> npt.NDArray[Any]:
+    def read(self, begins: IntArray, ends: IntArray) -> AnyArray:
         """Elements ``begins[i]`` to ``ends[i] - 1`` of the long array, one range behind the other,
         from the file.
 
@@ -393,7 +393,7 @@ class FileArrays:
         edges = np.cumsum(ends - begins).tolist()
         return [joined[begin:end] for begin, end in itertools.pairwise([0, *edges])]
 
-    def rows(self, length: int, numbers: IntArray) -> npt.NDArray[Any]:
+    def rows(self, length: int, numbers: IntArray) -> AnyArray:
         """Rows by number, where the long array is rows of so many elements.
 
         Returns:
@@ -407,7 +407,7 @@ class FileArrays:
             return long.reshape(-1, length).take(numbers, axis=0)
         return self.read(numbers * length, (numbers + 1) * length).reshape(-1, length)
 
-    def _read(self, starts: IntArray, stops: IntArray, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    def _read(self, starts: IntArray, stops: IntArray, dtype: npt.DTypeLike) -> AnyArray:
         """Bytes of the file. Compares the head, once a process; errors name the file."""
         try:
             if self._compared_in != os.getpid():
@@ -452,14 +452,14 @@ class ArrayWriter:
         self._dtype = np.dtype(dtype)
         self._nbytes = 0
         self._crc = 0
-        self._short: list[npt.NDArray[Any]] = []
+        self._short: list[AnyArray] = []
         file.write(b"\0" * HEAD)
 
-    def write(self, values: npt.NDArray[Any]) -> None:
+    def write(self, values: AnyArray) -> None:
         """The next values of the long array."""
         self._nbytes += self._put(np.ascontiguousarray(values, self._dtype))
 
-    def _put(self, array: npt.NDArray[Any]) -> int:
+    def _put(self, array: AnyArray) -> int:
         data = array.reshape(-1).view(np.uint8)
         self._file.write(data.data)
         for start in range(0, data.size, _PIECE):
@@ -482,7 +482,7 @@ class ArrayWriter:
         self._file.seek(HEAD + self._nbytes)
         self._file.truncate()
 
-    def short(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
+    def short(self, arrays: Sequence[AnyArray]) -> None:
         """The short arrays, once the long one is through."""
         self._short = [np.ascontiguousarray(array) for array in arrays]
         before = self._nbytes
@@ -502,7 +502,7 @@ class ArrayWriter:
         self._file.write(head + b"\n")
 
 
-def _typed(arrays: Sequence[npt.NDArray[Any]], types: Sequence[str]) -> Arrays:
+def _typed(arrays: Sequence[AnyArray], types: Sequence[str]) -> Arrays:
     if not types:
         return list(arrays)
     return [np.ascontiguousarray(array, dtype) for array, dtype in zip(arrays, types, strict=True)]
@@ -532,7 +532,7 @@ def _end_of(head: bytes) -> int:
     return _ranges_of(head)[-1][2]
 
 
-def _array_at(file: BinaryIO, dtype: np.dtype[Any], start: int, stop: int) -> npt.NDArray[Any]:
+def _array_at(file: BinaryIO, dtype: np.dtype[Any], start: int, stop: int) -> AnyArray:
     file.seek(start)
     data = file.read(stop - start)
     if len(data) < stop - start:

@@ -8,12 +8,11 @@ import os
 import stat
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import google_crc32c
 import numpy as np
-import numpy.typing as npt
 
+from headrace.dtypes import AnyArray
 from headrace.errors import AccessError, DataNotFoundError, FileChangedError, FormatError
 from headrace.io.files import Files, Version, wrong_length
 from headrace.io.handles import FLAGS, HINTS, OpenFile, Scratch, WorkerFiles
@@ -358,7 +357,7 @@ def _by_file(ranges: ByteRanges) -> Iterator[tuple[str, list[int], list[int], li
             yield ranges.paths[files[first]], numbers[some], starts[some], sizes[some]
 
 
-def bytes_of(array: npt.NDArray[Any]) -> memoryview:
+def bytes_of(array: AnyArray) -> memoryview:
     """The bytes of a C-contiguous array, to be written to."""
     return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
 

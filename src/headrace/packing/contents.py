@@ -26,7 +26,7 @@ from headrace.core.views import ColumnTargets
 from headrace.datasets.image.coco import CocoTargets
 from headrace.datasets.image.labels import FOLDERS
 from headrace.datasets.memory_efficient import ALONE
-from headrace.dtypes import BFLOAT16, IntArray
+from headrace.dtypes import BFLOAT16, AnyArray, IntArray
 from headrace.errors import BudgetError, ConfigError, SampleError
 from headrace.formats.arrays import packed
 from headrace.formats.files import FilesSource, PairedSource
@@ -38,7 +38,6 @@ from headrace.packing.destination import PartFile
 from headrace.packing.plan import (
     GROUP_BYTES,
     GROUP_SAMPLES,
-    Column,
     PackOptions,
     PackPlan,
     Plan,
@@ -60,8 +59,8 @@ class Value(NamedTuple):
     of these.
     """
 
-    row: Column
-    target: Column | None
+    row: AnyArray
+    target: AnyArray | None
     values: str | None
 
 
@@ -226,7 +225,7 @@ class Contents:
             options["check"] = how.check
         return options
 
-    def _annotations(self) -> dict[str, Column]:
+    def _annotations(self) -> dict[str, AnyArray]:
         """Targets that lie beside the samples, by which a plan notices other ones. Empty if there
         are none, or if they follow from the file names.
         """
@@ -356,7 +355,7 @@ class Contents:
         rows: Rows,
         lengths: IntArray | None,
         targets: Any,
-        columns: Mapping[str, Column] | None = None,
+        columns: Mapping[str, AnyArray] | None = None,
         image: Mapping[str, Any] | None = None,
     ) -> Plan:
         """The plan of exactly these samples.
@@ -506,7 +505,7 @@ class _Alike:
         self.lengths = array("q")  # 1 of a number
         self.largest = GROUP_BYTES  # bytes of one
 
-    def add(self, what: str, value: Column, values: str | None = None) -> None:
+    def add(self, what: str, value: AnyArray, values: str | None = None) -> None:
         """Adds an array.
 
         Raises:
@@ -539,7 +538,7 @@ class _Alike:
 # -- columns
 
 
-def target_arrays(targets: Any) -> dict[str, Column]:
+def target_arrays(targets: Any) -> dict[str, AnyArray]:
     """The arrays of a pack that hold the targets, by name.
 
     Raises:
@@ -557,7 +556,7 @@ def target_arrays(targets: Any) -> dict[str, Column]:
     }
 
 
-def crc_of_columns(columns: Mapping[str, Column]) -> int:
+def crc_of_columns(columns: Mapping[str, AnyArray]) -> int:
     """One CRC of all columns."""
     crc = 0
     for _, column in sorted(columns.items()):
@@ -594,7 +593,7 @@ def check_names(names: Iterable[Any], what: str = "these targets") -> None:
             )
 
 
-def as_column(targets: Sequence[Any] | Column, name: str | None = None) -> Column:
+def as_column(targets: Sequence[Any] | AnyArray, name: str | None = None) -> AnyArray:
     """Targets as an array whose rows are equal to them.
 
     Args:
@@ -626,7 +625,7 @@ def as_column(targets: Sequence[Any] | Column, name: str | None = None) -> Colum
     return np.ascontiguousarray(column)
 
 
-def as_row(what: str, value: Any) -> Column:
+def as_row(what: str, value: Any) -> AnyArray:
     """The array of a number, array or tensor; of a dict of these a compound, with its fields sorted
     by name.
 
@@ -641,7 +640,7 @@ def as_row(what: str, value: Any) -> Column:
         for name, field in fields.items():
             row[name] = field
         return row
-    made: Column | None = None
+    made: AnyArray | None = None
     shown = described(value)
     if isinstance(value, torch.Tensor):
         shown = f"a tensor of {value.dtype}"

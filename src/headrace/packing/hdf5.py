@@ -22,9 +22,9 @@ from typing import Any
 
 import h5py
 import numpy as np
-import numpy.typing as npt
 from h5py import h5d, h5f, h5p, h5s, h5t
 
+from headrace.dtypes import AnyArray
 from headrace.formats.arrays import packed
 from headrace.formats.arrays.codecs import compress, shuffled, shuffles
 from headrace.formats.hdf5.chunks import add_filters
@@ -84,7 +84,7 @@ class PackedWriter:
         """Closes the HDF5 file, which writes what HDF5 has in memory."""
         self._file.close()
 
-    def encode(self, samples: Sequence[npt.NDArray[Any]]) -> list[Any]:
+    def encode(self, samples: Sequence[AnyArray]) -> list[Any]:
         """The bytes to write for the next samples: as they are, or whole chunks, except for the
         last one of all. Thread-safe.
         """

@@ -20,7 +20,7 @@ from numpy.lib.format import descr_to_dtype, dtype_to_descr
 
 from headrace.arguments import check_choice, check_integer
 from headrace.display import Lines, progress_bar
-from headrace.dtypes import IntArray
+from headrace.dtypes import AnyArray, IntArray
 from headrace.errors import ConfigError, SampleError
 from headrace.formats.arrays.codecs import COMPRESSIONS
 from headrace.formats.arrays.packed import OFFSETS, PackedInfo
@@ -35,7 +35,6 @@ from headrace.memory.processes import check_may_start, read_full, write_full
 from headrace.packing.destination import PartFile
 from headrace.sorting import distinct
 
-Column = npt.NDArray[Any]
 T = TypeVar("T")
 LARGEST_SIDE = 65_500  # pixels: what libjpeg can write
 _MOST_PARTS = 1_000_000
@@ -297,10 +296,10 @@ class Plan:
 
     info: PackedInfo
     rows: Rows
-    columns: dict[str, Column]
+    columns: dict[str, AnyArray]
     compression: str | None
     chunks: int | None
-    prepare: Callable[[range], Sequence[npt.NDArray[Any] | SampleError]] = lambda group: ()
+    prepare: Callable[[range], Sequence[AnyArray | SampleError]] = lambda group: ()
     read_sizes: IntArray | None = None
     left_out: dict[int, str] = field(default_factory=dict)
 

@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import PIL
 import simplejpeg
 import torch
@@ -34,7 +33,7 @@ from headrace.datasets.image.decoder import (
 from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.open import open_dataset
 from headrace.datasets.pixels import decode_image, image_shape
-from headrace.dtypes import IntArray
+from headrace.dtypes import AnyArray, IntArray
 from headrace.errors import ConfigError, FormatError, SampleError
 from headrace.formats.arrays import packed
 from headrace.formats.files import FilesSource, PairedSource
@@ -44,7 +43,6 @@ from headrace.packing.contents import Contents
 from headrace.packing.destination import PartFile
 from headrace.packing.plan import (
     LARGEST_SIDE,
-    Column,
     PackOptions,
     PackPlan,
     Plan,
@@ -183,7 +181,7 @@ class StoredContents(Contents):
         rows = self._stored_rows()
         is_encoded = rows.store == "encoded"
         targets = self.dataset.targets
-        columns: dict[str, Column] = {}
+        columns: dict[str, AnyArray] = {}
         image: dict[str, Any] = {}
         if image_sizes is not None:
             image = {"jpeg": [self.options.max_size, self.options.quality]}
@@ -274,14 +272,14 @@ class StoredContents(Contents):
             f"none of {len(dataset):,} masks can be read, and rows need one; the first: {error}"
         ) from error
 
-    def _box_sizes(self, boxes: CocoTargets, are_resized: bool) -> npt.NDArray[Any]:
+    def _box_sizes(self, boxes: CocoTargets, are_resized: bool) -> AnyArray:
         """Height and width that boxes refer to. If images are resized, all must be known.
 
         Raises:
             SampleError: an image whose size is not known can't be read.
         """
         left = self.dataset.budget.left
-        sizes: npt.NDArray[Any] = boxes.sizes.copy()
+        sizes: AnyArray = boxes.sizes.copy()
         if are_resized:
             for position in np.flatnonzero((sizes == 0).any(axis=1)).tolist():
                 [size] = self.each([position], lambda _, __, image: image_shape(image, left))
@@ -291,13 +289,13 @@ class StoredContents(Contents):
 
     # -- samples
 
-    def _stored(self, plan: Plan, group: range) -> list[Column | SampleError]:
+    def _stored(self, plan: Plan, group: range) -> list[AnyArray | SampleError]:
         """The samples of a group as they will be stored."""
         image_sizes = None
         if packed.MASK_STARTS in plan.columns:
             image_sizes = plan.columns[packed.MASK_STARTS] - plan.columns[packed.OFFSETS][:-1]
 
-        def one(position: int, index: int, record: Any) -> Column | SampleError:
+        def one(position: int, index: int, record: Any) -> AnyArray | SampleError:
             is_same = True
             if plan.info.store == "encoded":
                 parts = self._encoded(position, index, record)
@@ -345,7 +343,7 @@ class StoredContents(Contents):
             return self.dataset.sample_reader.failed(index, "can't be decoded", error)
         return made
 
-    def _row(self, plan: Plan, position: int, index: int, record: Any) -> Column | SampleError:
+    def _row(self, plan: Plan, position: int, index: int, record: Any) -> AnyArray | SampleError:
         """A row as it is; or the pixels of an image with its mask.
 
         Raises:

@@ -11,12 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from headrace.core.views import fingerprint_of_view
 from headrace.datasets.text.decoders import CHAT
 from headrace.datasets.text.text import TextDataset
-from headrace.dtypes import IntArray
+from headrace.dtypes import AnyArray, IntArray
 from headrace.errors import ConfigError, SampleError
 from headrace.formats.arrays.packed import TARGETS, PackedInfo
 from headrace.formats.files import FilesSource
@@ -213,7 +212,7 @@ class TextContents(Contents):
         chosen = readable._chosen
         edges = tokens.short[0]
 
-        def prepare(group: range) -> list[npt.NDArray[Any]]:
+        def prepare(group: range) -> list[AnyArray]:
             some = chosen[group.start : group.stop]
             return tokens.parts(edges[some], edges[some + 1])
 
@@ -251,7 +250,7 @@ class TextContents(Contents):
             spool.append(ids.tobytes())
         dtype = np.dtype(dtype_for(least, most))
 
-        def prepare(group: range) -> list[npt.NDArray[Any]]:
+        def prepare(group: range) -> list[AnyArray]:
             return [data.view(np.int32).astype(dtype) for data in spool.read(group)]
 
         readable = self.without(left_out)

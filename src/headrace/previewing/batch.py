@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from headrace.core.dataset import BaseDataset
 from headrace.datasets.open import open_dataset
 from headrace.datasets.streaming import StreamingDataset
+from headrace.dtypes import AnyArray
 from headrace.errors import CollateError, ConfigError, one_line
 from headrace.loader.config import length_of
 from headrace.loader.loader import create_dataloader
@@ -41,12 +41,12 @@ class Item:
     index: int | None
     where: str
     caption: str
-    value: npt.NDArray[Any] | None = None
-    target: npt.NDArray[Any] | None = None
+    value: AnyArray | None = None
+    target: AnyArray | None = None
     text: str | None = None
     tokens: int | None = None
     padding: int = 0
-    boxes: npt.NDArray[Any] | None = None
+    boxes: AnyArray | None = None
 
 
 @dataclass(slots=True)
@@ -232,7 +232,7 @@ def _add_text(item: Item, fields: dict[str, Any], dataset: Any) -> None:
         item.text = " ".join(map(str, ids[:_IDS].tolist())) + (" …" if len(ids) > _IDS else "")
 
 
-def _array(value: Any) -> npt.NDArray[Any] | None:
+def _array(value: Any) -> AnyArray | None:
     if isinstance(value, torch.Tensor):
         dense = value.detach().to_dense()
         value = dense.to(torch.float32 if dense.dtype == torch.bfloat16 else dense.dtype).numpy()

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
+from headrace.dtypes import AnyArray
 from headrace.previewing.batch import Preview
 
 Picture = npt.NDArray[np.uint8]
@@ -126,7 +127,7 @@ def _paste(
     draw.rectangle((x - 1, y - 1, x + size[0], y + size[1]), outline=_FRAME)
 
 
-def value_range(arrays: Sequence[npt.NDArray[Any]]) -> tuple[float, float]:
+def value_range(arrays: Sequence[AnyArray]) -> tuple[float, float]:
     """The values that are shown black and white: 0 and 255 of bytes, else the least and the
     largest of all.
     """
@@ -139,7 +140,7 @@ def value_range(arrays: Sequence[npt.NDArray[Any]]) -> tuple[float, float]:
 
 
 def pictures_of(
-    array: npt.NDArray[Any] | None, limits: tuple[float, float], is_labels: bool = False
+    array: AnyArray | None, limits: tuple[float, float], is_labels: bool = False
 ) -> list[Picture]:
     """The pictures that show an array: one of an image or a row of numbers, three of a volume (its
     middle slices).
@@ -168,7 +169,7 @@ def pictures_of(
     return pictures_of(array[0], limits, is_labels)
 
 
-def _painted(plane: npt.NDArray[Any], limits: tuple[float, float], is_labels: bool) -> Picture:
+def _painted(plane: AnyArray, limits: tuple[float, float], is_labels: bool) -> Picture:
     if not is_labels:
         return np.repeat(_scaled(plane, limits)[..., None], 3, axis=-1)
     values, numbers = np.unique(plane, return_inverse=True)
@@ -180,7 +181,7 @@ def _painted(plane: npt.NDArray[Any], limits: tuple[float, float], is_labels: bo
     return colors[numbers.reshape(plane.shape)]
 
 
-def _scaled(array: npt.NDArray[Any], limits: tuple[float, float]) -> Picture:
+def _scaled(array: AnyArray, limits: tuple[float, float]) -> Picture:
     least, most = limits
     numbers = np.nan_to_num(array.astype(np.float64), nan=least, posinf=most, neginf=least)
     part = (numbers - least) / (most - least)
