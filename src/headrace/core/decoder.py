@@ -248,9 +248,6 @@ class Chain:
                 value = step(value)
         return (value, *target) if target else value
 
-    def __repr__(self) -> str:
-        return repr(self.steps)
-
 
 def chained(transform: Any, name: str = "transform") -> Any:
     """A callable, or a list or tuple of these, as one callable; None where there is none. (`name`:

@@ -56,11 +56,6 @@ class PerProcess(Generic[T]):
                 self._value = self._make()
             return self._value
 
-    @property
-    def value(self) -> T | None:
-        """The value of this process. None: it was not created."""
-        return self._value
-
     def close(self) -> None:
         """Closes the value of this process. The next `get` creates another one."""
         with self._lock:
