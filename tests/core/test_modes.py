@@ -89,11 +89,11 @@ def dataset_of() -> Iterator[Callable[..., Any]]:
 def test_names_of_modes_in_any_case() -> None:
     mode = LoadingMode("cached")
     for name in (mode, "CACHED", "Cached"):
-        assert LoadingMode.of(name) is mode
+        assert LoadingMode(name) is mode
     assert mode == "cached" and f"{mode}" == "cached"
     for wrong in ("", "fast", " lazy", None, 3, "LoadingMode.LAZY"):
         with pytest.raises(ConfigError) as refused:
-            LoadingMode.of(wrong)
+            LoadingMode(wrong)
         assert repr(wrong) in str(refused.value)
     with pytest.raises(ConfigError, match="loading_mode"):
         BaseDataset(Numbers(), loading_mode="fast")

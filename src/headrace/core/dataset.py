@@ -249,7 +249,7 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         self.transform = chained(transform)
         self.target_transform = target_transform
         self.transforms = chained(transforms, "transforms")
-        self.loading_mode = LoadingMode.of(loading_mode)
+        self.loading_mode = LoadingMode(loading_mode)
         if self.loading_mode is not LoadingMode.CACHED and cache_size is not None:
             warn(
                 f"cache_size={cache_size!r} limits what loading_mode='cached' holds, and has no "

@@ -58,17 +58,13 @@ class LoadingMode(StrEnum):
     CACHED = "cached"
 
     @classmethod
-    def of(cls, value: LoadingMode | str) -> LoadingMode:
-        """Returns the mode with that name, in any case.
-
-        Raises:
-            ConfigError: there is no such mode; the message lists all four.
-        """
-        try:
-            return cls(value.lower() if isinstance(value, str) else value)
-        except ValueError:
-            names = ", ".join(repr(m.value) for m in cls)
-            raise ConfigError(f"loading_mode must be one of {names}, not {value!r}") from None
+    def _missing_(cls, value: object) -> LoadingMode:
+        """Names in another case; raises a ConfigError that lists the modes for all else."""
+        for mode in cls:
+            if isinstance(value, str) and value.lower() == mode:
+                return mode
+        names = ", ".join(repr(mode.value) for mode in cls)
+        raise ConfigError(f"loading_mode must be one of {names}, not {value!r}")
 
 
 class CommonOptions(TypedDict, total=False):
@@ -290,7 +286,7 @@ def check_common(options: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"on_error must be one of 'raise', 'skip', or a callable, not {on_error!r}"
         )
-    mode = LoadingMode.of(options.get("loading_mode", LoadingMode.LAZY))
+    mode = LoadingMode(options.get("loading_mode", LoadingMode.LAZY))
     if options.get("shared") == "machine" and mode not in (LoadingMode.EAGER, LoadingMode.CACHED):
         raise ConfigError(
             f"shared='machine' has no effect with loading_mode={mode.value!r}, which holds no "
