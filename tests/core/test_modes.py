@@ -229,7 +229,7 @@ class TestCached:
         dataset = dataset_of("cached")
         for indices in ([3, 5], [5, 7, 3, 7, 9], [9, 3, 7]):
             assert values(dataset, indices) == indices
-        assert dataset.sample_source.reads.value == 5
+        assert dataset.sample_source.reads.value == 5 and dataset.held.stats()["held"] == 4
 
     @pytest.mark.parametrize("policy", ["auto", "lru"])
     def test_cache_size(self, dataset_of: Any, policy: str) -> None:

@@ -124,11 +124,12 @@ class Held(ValueSource):
         if missing:
             wanted = [indices[position] for position in missing]
             read = read_many(self.parent, wanted, access)
-            self.admit(wanted, read)
             if isinstance(read, np.ndarray):
                 read = list(as_rows(read))
             for position, value in zip(missing, read, strict=True):
                 values[position] = value
+            each_once = dict(zip(wanted, read, strict=True))
+            self.admit(list(each_once), list(each_once.values()))
         return used(values, use, access)
 
     def row_spec(self, decoder: Decoder) -> ArraySpec | None:
