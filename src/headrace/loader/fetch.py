@@ -49,7 +49,7 @@ _PLAIN = (list, tuple, range, np.ndarray, torch.Tensor, TensorDataset)
 
 
 class Fetch(Dataset[Any]):
-    """Batch requests to finished batches, for a map-style dataset of headrace's or of anybody's.
+    """Makes the requested batches of a map-style dataset, headrace's or any other.
 
     Args:
         dataset, ring, collating: the user's dataset, the ring of the requests' slots, and the
@@ -153,7 +153,7 @@ class Fetch(Dataset[Any]):
                 self._prefetch(self._batches, epoch, step + worker)
 
     def _count(self, report: dict[str, Any], cpu: float) -> None:
-        """Reports the work on a batch, which began at that moment of the CPU."""
+        """Adds the counters of a batch to its report; `cpu`: the CPU time at its beginning."""
         counts: dict[str, Any] = {"collate_seconds": self._collating.seconds}
         self._collating.seconds = 0.0
         for dataset in self._inner:
@@ -168,7 +168,7 @@ class Fetch(Dataset[Any]):
         report["counts"] = counts
 
     def _begin(self, request: BatchRequest) -> None:
-        """The dataset gets its state."""
+        """Gives the dataset its state."""
         parts = pickle.loads(request.given or b"")
         if "dataset" in parts:
             load_state(self.dataset, parts["dataset"], self.dataset)
@@ -188,7 +188,7 @@ class Fetch(Dataset[Any]):
         return MadeBatch(self._collating(samples, request, name_of), count)
 
     def _samples(self, request: BatchRequest) -> Any:
-        """Those of a foreign dataset."""
+        """The samples of a foreign dataset."""
         if self._is_plain:
             return [self.dataset[index] for index in request]
         if self._seeder is None:
@@ -231,8 +231,8 @@ class Fetch(Dataset[Any]):
 
 
 class FetchIterable(Fetch):
-    """Requests to samples, for a foreign `IterableDataset`: each request takes the next samples
-    of this worker's iterator.
+    """Makes the batches of a foreign `IterableDataset`: each request takes the next samples of
+    this worker's iterator.
     """
 
     def __init__(
@@ -288,8 +288,8 @@ class FetchIterable(Fetch):
         return items
 
     def _begin(self, request: BatchRequest) -> None:
-        """A new iterator, or one that goes on where the request says. Where that fails, there is
-        none: nothing begins anew instead.
+        """Makes a new iterator, at the position of the request. If that fails there is none, so
+        that nothing begins anew.
         """
         if self._draws is not None and self._run == request[0]:
             return

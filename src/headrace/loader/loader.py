@@ -453,7 +453,10 @@ class Loader(DataLoader[B]):
         """A copy starts at the position of this loader. Workers, statistics and prefetched
         batches are not copied.
         """
-        return _copied, (type(self), self.dataset, self.given, self.state_dict())
+        return type(self), (self.dataset, self.given), self.state_dict()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.load_state_dict(state, strict=False)
 
     # -- reports
 
@@ -575,12 +578,6 @@ class Loader(DataLoader[B]):
         if not is_own or config.max_memory_usage is not None:
             lines.append(self._memory.budget.explain())
         return Lines("\n".join(lines))
-
-
-def _copied(cls: Any, dataset: Any, config: DataLoaderConfig, state: dict[str, Any]) -> Loader:
-    loader: Loader = cls(dataset, config)
-    loader.load_state_dict(state, strict=False)
-    return loader
 
 
 def create_dataloader(

@@ -18,7 +18,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from headrace.arguments import (
     check_choice,
@@ -43,7 +43,6 @@ from headrace.order import detect_world
 from headrace.order.epoch import pass_epoch
 from headrace.order.ranks import are_counts, differences
 
-STRATEGIES = ("round_robin", "sequential", "weighted", "alternating")
 Strategy = Literal["round_robin", "sequential", "weighted", "alternating"]
 _VERSION = 1
 _DAMAGED = "load_state_dict: the state is damaged"
@@ -207,7 +206,7 @@ class MultiDataLoader:
         names = list(loaders)
         if isinstance(strategy, str):
             strategy = cast(Strategy, strategy.lower())
-        check_choice("strategy", strategy, STRATEGIES)
+        check_choice("strategy", strategy, get_args(Strategy))
         if weights is not None and strategy != "weighted":
             raise ConfigError(f"weights is for strategy='weighted', not for {strategy!r}")
         if pattern is not None:

@@ -153,18 +153,18 @@ class SamplerPlan:
         return {"shuffle": self._kind, "seed": self._seed, "global_batch": self._size}
 
     def received(self, epoch: int, position: int) -> None:
-        """The user has received so many batches of an epoch: states before are of no use."""
+        """Drops the states before a position that the user has reached."""
         for key in [key for key in self._states if key[0] == epoch and key[1] < position]:
             del self._states[key]
 
     def state_at(self, epoch: int, position: int) -> Any:
-        """What is to be saved of the sampler to go on at a position; None: nothing."""
+        """Returns the sampler's state at a position, to be saved. None: it has none."""
         if (epoch, position) in self._states:
             return copy.deepcopy(self._states[epoch, position])
         return copy.deepcopy(self._begin_state(position))
 
     def load_state(self, epoch: int, position: int, state: Any) -> None:
-        """Takes over what was saved for a position."""
+        """Loads a state that was saved at a position."""
         if state is None:
             self._states = {}
             self._is_end_loaded = False

@@ -61,6 +61,7 @@ _PICKLED_AT_START = tuple(
     f"multiprocessing.{name}" for name in ("heap", "queues", "sharedctypes", "synchronize")
 )
 """Modules whose objects are pickled only while a process is started."""
+_server: Any = forkserver._forkserver
 _INSTEAD = "pass multiprocessing_context='fork', or num_workers=0"
 
 
@@ -101,7 +102,7 @@ def forkserver_context() -> Any:
         resource_tracker.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    preloaded = _server()._preload_modules
+    preloaded = _server._preload_modules
     if _SERVED not in preloaded:
         context.set_forkserver_preload([_SERVED, *preloaded, *_PRELOADED])
     return context
@@ -119,10 +120,6 @@ def _shorten_socket_path() -> None:
         util.get_temp_dir()
     finally:
         tempfile.tempdir = before
-
-
-def _server() -> Any:
-    return forkserver._forkserver
 
 
 def other_threads() -> list[str]:
@@ -177,7 +174,7 @@ def obstacle(parts: list[Any]) -> str | None:
 
 def _is_server_inherited() -> bool:
     """True if this process was forked from one whose fork server it can't use."""
-    if (pid := _server()._forkserver_pid) is None:
+    if (pid := _server._forkserver_pid) is None:
         return False
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)

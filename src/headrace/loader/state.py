@@ -121,8 +121,8 @@ def is_stateful(part: Any) -> bool:
 
 
 def asked(dataset: Any, iterator: Any = None, at_end: bool = False) -> bytes | str | None:
-    """The states of a dataset and of its iterator, pickled; what went wrong, as text; None where
-    neither has one.
+    """Returns the states of a dataset and of its iterator, pickled; an error as text; None if
+    neither has a state.
 
     An error is not raised: who never asks the loader for its state has nothing to do with it. At
     the end of an iterator its own state is of no use any more.
@@ -145,8 +145,8 @@ def asked(dataset: Any, iterator: Any = None, at_end: bool = False) -> bytes | s
 
 
 def iterator_of(dataset: Any, parts: dict[str, Any]) -> Iterator[Any]:
-    """A new iterator, where it stood when `asked` pickled these parts of its state; of the next
-    epoch, if that was at its end.
+    """Returns a new iterator at the position of these parts, which `asked` pickled; one of the next
+    epoch if they are of an iterator's end.
     """
     at_end = "at_end" in parts
     # One that is its own iterator may keep its state when its iterator is made, until the next one
@@ -173,7 +173,7 @@ def iterator_of(dataset: Any, parts: dict[str, Any]) -> Iterator[Any]:
 
 
 def load_state(part: Any, state: Any, dataset: Any) -> None:
-    """A dataset, or its iterator, gets its state."""
+    """Gives a dataset, or its iterator, its state."""
     if not is_stateful(part):
         what = "" if part is dataset else "the iterator of "
         raise StateError(
@@ -184,7 +184,7 @@ def load_state(part: Any, state: Any, dataset: Any) -> None:
 
 
 class States:
-    """What each worker of a loader reported last of its dataset and iterator, within an epoch.
+    """The states of each worker's dataset and iterator that were reported last, within an epoch.
 
     Args:
         workers, world_size, rank: of the job; a state fits no other one.
@@ -209,11 +209,11 @@ class States:
         return any(state is not None for state in self._reported)
 
     def _begun(self, workers: int) -> States:
-        """Nothing reported yet, of the same rank and dataset."""
+        """Returns empty states for the same rank and dataset."""
         return States(workers, self._job["world_size"], self._job["rank"], self._is_stream)
 
     def note(self, report: dict[str, Any]) -> None:
-        """The user gets a batch, or a worker has no further ones: what it says of its dataset."""
+        """Takes in the report of a batch that the user receives, or of a worker without more."""
         worker = report["worker"]
         self._turn = (worker + 1) % self._workers
         self._ended[worker] = bool(report.get("is_through"))
@@ -224,8 +224,8 @@ class States:
             self._reported[worker] = state
 
     def of_next_epoch(self, workers: int, lives_on: bool) -> States:
-        """What of it counts in another epoch, which has so many workers; `lives_on`: True if
-        workers outlive an epoch.
+        """Returns the states that another epoch begins with; `lives_on`: True if workers outlive
+        an epoch.
         """
         other = self._begun(workers)
         if lives_on and other._workers == self._workers:
@@ -241,7 +241,7 @@ class States:
         return other
 
     def before_first_batch(self, dataset: Any) -> States:
-        """The same, without workers, of a dataset that nothing was reported of, as it is now."""
+        """Returns the state of a dataset in this process that has made no batch yet."""
         other = self._begun(self._workers)
         state = asked(dataset)
         # else it may make in `iter` what its state is of, and then begins anew by itself
@@ -250,15 +250,13 @@ class States:
         return other
 
     def to_new_processes(self) -> None:
-        """What workers said is not known to those that come after them."""
+        """Marks what has to be sent to new workers."""
         for worker, state in enumerate(self._reported):
             if state is not None or self._ended[worker]:
                 self._pending.add(worker)
 
     def onto(self, requests: Iterator[BatchRequest]) -> Iterator[BatchRequest]:
-        """The requests of an epoch, of which the first one of each worker carries what it gets
-        back.
-        """
+        """Yields the requests of an epoch; the first one of each worker carries its state."""
         first = next(requests, None) if self._pending else None
         if first is None:
             yield from requests
@@ -285,7 +283,7 @@ class States:
         yield from rest
 
     def as_dict(self) -> dict[str, Any]:
-        """What a loader's state says of it.
+        """Returns the states as an entry of the loader's state.
 
         Raises:
             StateError: a `state_dict` of the user's has raised, or what it gave can't be pickled.
@@ -302,7 +300,7 @@ class States:
         return {**self._job, **turn, "states": states}
 
     def loaded(self, state: Any, strict: bool) -> States:
-        """The same of a state that was saved; nothing, where it does not fit and `strict` is False.
+        """Returns the states of a saved entry; empty ones if it doesn't fit and `strict` is False.
 
         Raises:
             StateError: it is damaged; or of another number of workers or ranks, or of another rank.
@@ -338,7 +336,7 @@ class States:
 
 
 def _is_right(state: Any) -> bool:
-    """True if it is what `States.as_dict` gave."""
+    """True if `States.as_dict` may have returned it."""
     try:
         numbers = [state[name] for name in ("workers", "world_size", "rank", "turn", "step")]
         return (

@@ -69,6 +69,8 @@ class BatchRequest(list[int]):
         is_idle: no batch is to be made, only what is given is to be taken.
     """
 
+    __slots__ = ("draws", "epoch", "given", "is_idle", "seed", "slot", "step")
+
     def __init__(
         self,
         indices: Iterable[int] = (),
