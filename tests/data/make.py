@@ -11,6 +11,7 @@ import gzip
 import io
 import json
 import os
+import re
 import struct
 import sys
 import tarfile
@@ -312,30 +313,36 @@ def _bomb_pixels(width: int, height: int) -> bytes:
     return b"".join(compress.compress(row) for _ in range(height)) + compress.flush()
 
 
+def grey_png(width: int, height: int, depth: int, pixels: bytes) -> bytes:
+    """A PNG of compressed pixels, perhaps of fewer than its header says."""
+    # grey, deflate, no interlace
+    header = struct.pack(">IIBBBBB", width, height, depth, 0, 0, 0, 0)
+    data = b"\x89PNG\r\n\x1a\n"
+    for kind, content in ((b"IHDR", header), (b"IDAT", pixels), (b"IEND", b"")):
+        chunk = kind + content
+        data += struct.pack(">I", len(content)) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    return data
+
+
 def bomb_png(path: Path) -> None:
     """A valid PNG of about 100 kB that decodes to 900 million black pixels.
 
     One bit a pixel, written by hand: Pillow would need the whole picture in memory to write it.
     """
-    width, height = BOMB_PNG_SIZE
-    pixels = _bomb_pixels(width, height)
-    # bit depth 1, grey, deflate, no interlace
-    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
-    data = b"\x89PNG\r\n\x1a\n"
-    for kind, content in ((b"IHDR", header), (b"IDAT", pixels), (b"IEND", b"")):
-        chunk = kind + content
-        data += struct.pack(">I", len(content)) + chunk + struct.pack(">I", zlib.crc32(chunk))
-    path.write_bytes(data)
+    path.write_bytes(grey_png(*BOMB_PNG_SIZE, 1, _bomb_pixels(*BOMB_PNG_SIZE)))
+
+
+def larger_jpeg(data: bytes, width: int, height: int) -> bytes:
+    """A JPEG in colour whose header says another size."""
+    # the frame of Pillow's files: marker, length 17, 8 bits a sample, then the size
+    frame = re.search(rb"\xff[\xc0\xc2]\x00\x11\x08", data)
+    assert frame is not None
+    return data[: frame.end()] + struct.pack(">HH", height, width) + data[frame.end() + 4 :]
 
 
 def bomb_jpeg(path: Path) -> None:
     """A small JPEG whose header claims 65000 x 65000 pixels."""
-    _NOISE.save(path, "JPEG")
-    data = bytearray(path.read_bytes())
-    # the frame of Pillow's baseline files: marker, length 17, 8 bits a sample, then the size
-    frame = data.index(b"\xff\xc0\x00\x11\x08")
-    struct.pack_into(">HH", data, frame + 5, *reversed(BOMB_JPEG_SIZE))
-    path.write_bytes(data)
+    path.write_bytes(larger_jpeg(image_bytes(_NOISE, "JPEG"), *BOMB_JPEG_SIZE))
 
 
 def link_loop(path: Path) -> None:

@@ -27,6 +27,7 @@ from tests.data.make import (
     UNREADABLE,
     corners,
     image_bytes as encoded,
+    larger_jpeg,
     make_bad,
     turned,
 )
@@ -133,10 +134,8 @@ class TestJPEG:
             data = encoded(image, "JPEG", **options)
             with pytest.raises(FormatError):
                 decode_image(data[: len(data) // 2] + b"\xff\xd9")
-        larger = bytearray(encoded(picture(40, 30), "JPEG"))
-        struct.pack_into(">HH", larger, larger.index(b"\xff\xc0") + 5, 300, 400)
         with pytest.raises(FormatError):
-            decode_image(bytes(larger))
+            decode_image(larger_jpeg(encoded(picture(40, 30), "JPEG"), 400, 300))
 
 
 def floats(*values: float) -> bytes:

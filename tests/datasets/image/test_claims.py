@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import struct
 import threading
 import zlib
 from pathlib import Path
@@ -22,28 +21,20 @@ from headrace.datasets.pixels import (
 )
 from headrace.errors import FormatError
 from headrace.memory import budget as budgeting
-from tests.data.make import image_bytes, make_tar
+from tests.data.make import grey_png, image_bytes, larger_jpeg, make_tar
 
 BUDGET = 300_000_000
 
 
 def png(height: int, width: int) -> bytes:
     """A PNG of a few bytes that says it has so many black pixels, and ends after the first ones."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        checksum = struct.pack(">I", zlib.crc32(kind + data))
-        return struct.pack(">I", len(data)) + kind + data + checksum
-
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
-    pixels = chunk(b"IDAT", zlib.compress(bytes(99)))
-    return b"\x89PNG\r\n\x1a\n" + header + pixels + chunk(b"IEND", b"")
+    return grey_png(width, height, 8, zlib.compress(bytes(99)))
 
 
 def jpeg(height: int, width: int, **options: Any) -> bytes:
     """A JPEG of one block whose header says that it is larger."""
     data = image_bytes(Image.new("RGB", (16, 16)), "JPEG", **options)
-    frame = data.index(b"\xff\xc2" if options.get("progressive") else b"\xff\xc0") + 5
-    return data[:frame] + struct.pack(">HH", height, width) + data[frame + 4 :]
+    return larger_jpeg(data, width, height)
 
 
 @pytest.fixture
