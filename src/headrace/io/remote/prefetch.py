@@ -57,6 +57,7 @@ class Prefetcher:
         self._lock = threading.Lock()
         self._pieces: dict[_Key, _Piece] = {}
         self._touched: dict[_Piece, None] = {}  # by the time of the first read
+        self._touched_nbytes = 0
         self.untouched: int = 0
         """Bytes of pieces of which nothing was read."""
         renew_after_fork(self)
@@ -107,9 +108,10 @@ class Prefetcher:
                 taken.append((at, piece, piece.numbers.pop(key)))
                 if piece not in self._touched:
                     self._touched[piece] = None
+                    self._touched_nbytes += piece.nbytes
                     self.untouched -= piece.nbytes
                 if not piece.numbers:
-                    del self._touched[piece]
+                    self._forget(piece)
             self._make_room()
         for at, piece, number in taken:
             try:
@@ -124,7 +126,9 @@ class Prefetcher:
         return found
 
     def _forget(self, piece: _Piece) -> None:
-        self._touched.pop(piece, None)
+        if piece in self._touched:
+            del self._touched[piece]
+            self._touched_nbytes -= piece.nbytes
         for key in piece.numbers:
             self._pieces.pop(key, None)
         piece.numbers.clear()
@@ -137,6 +141,7 @@ class Prefetcher:
                 piece.numbers.clear()
             self._pieces.clear()
             self._touched.clear()
+            self._touched_nbytes = 0
             self.untouched = 0
 
     def resize(self, nbytes: int) -> None:
@@ -145,9 +150,5 @@ class Prefetcher:
             self._make_room()
 
     def _make_room(self) -> None:
-        left = sum(piece.nbytes for piece in self._touched)
-        for piece in list(self._touched):
-            if left <= self.room:
-                break
-            left -= piece.nbytes
-            self._forget(piece)
+        while self._touched_nbytes > self.room:
+            self._forget(next(iter(self._touched)))
