@@ -128,7 +128,7 @@ class OpenHDF5(OpenTrees[h5py.File]):
         if ends:
             ranges = ByteRanges.of((tree.path, start, stop) for tree, start, stop in ends)
             for (tree, start, _), piece in zip(ends, self._server.read(ranges), strict=True):
-                tree.pages.hold(start, piece)
+                tree.remote.hold(start, piece)
         return trees
 
     def learn(self, paths: Sequence[str]) -> None:
@@ -172,7 +172,7 @@ class OpenHDF5(OpenTrees[h5py.File]):
 
 
 def _open_remote(server: RemoteFiles, url: str) -> h5py.File:
-    return OpenHDF5(server).trees([url])[0].pages.opened()
+    return OpenHDF5(server).trees([url])[0].remote.opened()
 
 
 class HDF5Tree(Tree):
@@ -302,31 +302,31 @@ class RemoteTree(HDF5Tree):
         arrays: see `index`; None: there is no index.
 
     Attributes:
-        pages: of the file.
+        remote: the file.
     """
 
     def __init__(self, path: str, opened: OpenHDF5, arrays: Arrays | None = None) -> None:
         super().__init__(path, opened)
         files: Any = opened.files
-        self.pages: RemoteFile = RemoteFile(files, path)
+        self.remote: RemoteFile = RemoteFile(files, path)
         self._facts: dict[str, Any] = {}
         """JSON values and arrays of numbers, by kind and name."""
         if arrays is not None:
             numbers, data, facts = arrays
-            self.pages = RemoteFile(files, path, numbers.tolist(), data)
+            self.remote = RemoteFile(files, path, numbers.tolist(), data)
             self._facts = json.loads(facts.tobytes(), object_hook=_array_in)
-        self._indexed = len(self.pages.pages), len(self._facts)
+        self._indexed = len(self.remote.pages), len(self._facts)
 
     @property
     def is_new(self) -> bool:
         """True if there is no index, or it lacks something that is known now."""
-        indexed = len(self.pages.pages), len(self._facts)
+        indexed = len(self.remote.pages), len(self._facts)
         return self._indexed != indexed or indexed == (0, 0)
 
     def index(self) -> Arrays:
         """The index: the numbers of pages, sorted; their bytes; the facts."""
-        numbers = sorted(self.pages.pages)
-        pages = b"".join([self.pages.pages[number] for number in numbers])
+        numbers = sorted(self.remote.pages)
+        pages = b"".join([self.remote.pages[number] for number in numbers])
         facts = json.dumps(self._facts, default=_as_json).encode()
         return [
             np.array(numbers, np.int64),
@@ -336,7 +336,7 @@ class RemoteTree(HDF5Tree):
 
     def recorded(self, function: Callable[[str], T]) -> T:
         """Calls a function that opens the file, and records what it reads."""
-        self.pages.is_recording = True
+        self.remote.is_recording = True
         _here.opening = self
         try:
             return function(self.path)
@@ -352,7 +352,7 @@ class RemoteTree(HDF5Tree):
     @property
     def file(self) -> h5py.File:
         if self._file is None:
-            self._file = self.pages.opened()
+            self._file = self.remote.opened()
         return self._file
 
     def _fact(self, key: str, find: Callable[[], T]) -> T:
@@ -395,10 +395,11 @@ class RemoteTree(HDF5Tree):
         key = f"column {name}"
         column: AnyArray | None = self._facts.get(key)
         if column is None:
-            pages = self.pages.pages.copy()
+            pages = self.remote.pages.copy()
             column = super().whole(name)
             if _is_plain(column.dtype):
-                self.pages.pages = pages  # those that it lies in need not be kept, too
+                self.remote.pages = pages  # those that it lies in need not be kept, too
+                column.setflags(write=False)  # as it comes out of an index
                 self._facts[key] = column
         return column
 
