@@ -226,8 +226,8 @@ class _Page:
             if column.chunk:
                 count = f"{column.chunks:,.1f}".removesuffix(".0")
                 decoded = f"{decoded} ({count} x chunk {list(column.chunk)})"
-            if column.amplification >= 2:
-                decoded = f"{decoded}, {column.amplification:,.0f} times its bytes"
+            if column.decoded >= 2 * column.nbytes > 0:
+                decoded = f"{decoded}, {column.decoded / column.nbytes:,.0f} times its bytes"
             costs.append(decoded)
         if column.read:
             costs.append(f"reads about {self._size(column.read)}")

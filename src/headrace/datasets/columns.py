@@ -14,6 +14,7 @@ import torch
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder
 from headrace.core.options import LoadingMode, ModeName, PathOptions, check_arguments
+from headrace.datasets.arrays import as_input
 from headrace.datasets.pixels import Left, decode_image, to_channels_first
 from headrace.errors import ConfigError, FormatError
 from headrace.formats.registry import detect, open_columns
@@ -264,15 +265,4 @@ class _RowDecoder(BytesDecoder):
             return None
         if isinstance(value, list) and self.decoder_of(name) is not None:
             return [self._decoded(name, one) for one in value]
-        return _tensors(super()._decoded(name, value))
-
-
-def _tensors(value: Any) -> Any:
-    """A value with tensors in place of arrays of numbers, those in lists and dicts too."""
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-        return torch.from_numpy(value if value.flags.writeable else value.copy())
-    if isinstance(value, dict):
-        return {name: _tensors(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_tensors(one) for one in value]
-    return value
+        return as_input(super()._decoded(name, value))

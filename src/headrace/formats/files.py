@@ -17,7 +17,7 @@ import numpy.typing as npt
 from headrace.dtypes import IntArray
 from headrace.errors import ConfigError, DataNotFoundError, warn
 from headrace.formats.resolve.file_set import FileSet, Format, PackedNames, is_hidden_part
-from headrace.formats.resolve.find import learn_named
+from headrace.formats.resolve.find import learn, names_file
 from headrace.formats.resolve.resolver import DataPath, entries_of, resolve
 from headrace.formats.source import Column, Description, Source
 from headrace.io.files import Files
@@ -61,7 +61,14 @@ class FilesSource(Source):
         self._files: Files = self._server or LocalFiles()
         self._listed_sizes: npt.NDArray[np.int64] | None = None
         if self._server is not None:
-            learn_named(self.listing, entries_of(data_path))
+            urls = map(os.fsdecode, entries_of(data_path))
+            named = [url for url in urls if names_file(url, self.listing.kind)]
+            try:
+                learn(named, self._server)
+            except BaseException:
+                self._server.close()
+                raise
+            self._server.forget(named)  # they are read in whatever version they have then
             self._server.share_versions(self.listing)
 
     def __len__(self) -> int:

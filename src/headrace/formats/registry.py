@@ -118,7 +118,6 @@ def open_columns(files: FileSet, options: RemoteOptions, names: Sequence[str]) -
         MissingNameError: there is no such column; the message lists the columns.
     """
     kind = files.kind
-    assert kind is not None
     shown = redact(entries_of(files)[0])
     if kind.open is None:
         raise ConfigError(f"{shown} contains {kind.name}, without columns: leave out column=")

@@ -112,13 +112,6 @@ class Column:
     decoded: int = 0
     read: int = 0
 
-    @property
-    def amplification(self) -> float:
-        """Bytes that are decoded for each byte of a sample."""
-        if self.nbytes:
-            return self.decoded / self.nbytes
-        return 1.0
-
 
 @dataclass(slots=True)
 class Description:
@@ -149,21 +142,6 @@ class Description:
     def ways(self) -> dict[str, str]:
         """By which path each column is read, and why; and the other facts."""
         return {column.name: column.read_by for column in self.columns} | self.facts
-
-
-def joined(parts: Sequence[Description]) -> Description:
-    """Several files as one; where they are read in several ways, each of these."""
-    columns = list(parts[0].columns)
-    for number, column in enumerate(columns):
-        ways = [part.columns[number].read_by for part in parts if number < len(part.columns)]
-        column.read_by = "; or ".join(dict.fromkeys(ways))
-    stored = [part.stored for part in parts]
-    return Description(
-        columns,
-        parts[0].facts,
-        sum(part.files for part in parts),
-        sum(stored) if all(stored) else 0,
-    )
 
 
 class Source(ABC):
@@ -568,7 +546,19 @@ class ConcatSource(ArraySource, Generic[S]):
         return self.sources[0].take_counts()
 
     def describe(self) -> Description:
-        return joined([source.describe() for source in self.sources])
+        """Several files as one; where they are read in several ways, each of these."""
+        parts = [source.describe() for source in self.sources]
+        columns = list(parts[0].columns)
+        for number, column in enumerate(columns):
+            ways = [part.columns[number].read_by for part in parts if number < len(part.columns)]
+            column.read_by = "; or ".join(dict.fromkeys(ways))
+        stored = [part.stored for part in parts]
+        return Description(
+            columns,
+            parts[0].facts,
+            sum(part.files for part in parts),
+            sum(stored) if all(stored) else 0,
+        )
 
     @property
     def cut_nbytes(self) -> int:

@@ -347,12 +347,6 @@ class TarSource(RecordsSource):
             self._paths = list(map(os.path.abspath, self._paths))
         found = indices_of(self.files, self._paths, INDEX, progress)
         indices = [TarIndex(*arrays) for arrays in found]
-        self._join(indices)
-
-    # -- the index
-
-    def _join(self, indices: Sequence[TarIndex]) -> None:
-        """The indices of all shards as one."""
         self._first = np.cumsum([0, *(len(index.first) - 1 for index in indices)])
         self._bases = np.zeros(len(indices), np.int64)
         members = np.cumsum([0, *(len(index.offsets) for index in indices)])

@@ -106,7 +106,8 @@ def scanned(files: Files, path: str) -> Arrays:
     while at < headers.size:
         headers.seek(at)
         head = headers.read(_HEAD)
-        if at == 0 and _is_compressed(head):
+        is_record = _is_sound(head[:8], int.from_bytes(head[8:], "little"))
+        if at == 0 and head.startswith(_COMPRESSED) and not is_record:
             nothing = np.zeros(0, np.int64)
             return [nothing, np.frombuffer(_COPIED, np.uint8), nothing]
         starts.append(at)
@@ -186,11 +187,6 @@ INDEX = IndexKind("tfrecord", 3, ("<i8", "|u1", "<i8"), scanned)
 
 
 # -- compressed files
-
-
-def _is_compressed(head: bytes) -> bool:
-    """True if a file begins like gzip or zlib, and not with a record."""
-    return head[:2] in _COMPRESSED and not _is_sound(head[:8], int.from_bytes(head[8:], "little"))
 
 
 def _pieces(opened: BinaryIO, path: str) -> Iterator[bytes]:
@@ -332,34 +328,6 @@ def parsed(data: memoryview, kinds: Mapping[str, str] | None) -> dict[str, Any]:
 # -- files
 
 
-class TFRecordColumns(Columns):
-    """The features of the records of some files.
-
-    The columns are the features of the first records. Numbers are float32 [n] and int64 [n]; a list
-    of one bytes value is that value.
-
-    Raises:
-        FormatError: see `scanned`.
-    """
-
-    def __init__(self, paths: Sequence[str], files: Files) -> None:
-        self._source = TFRecordSource(paths, files)
-        names = self._source.features
-        self.names: list[str] = sorted(names)
-        self.decoders: dict[str, str] = {
-            name: kind for name, kind in names.items() if kind in _MAGIC.values()
-        }
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def column(self, name: str) -> TFRecordSource:
-        return self._source.of(name)
-
-    def rows(self, names: Sequence[str]) -> TFRecordSource:
-        return self._source.of(names)
-
-
 def _checked_features(
     path: str, edges: IntArray, names: npt.NDArray[Any], steps: IntArray
 ) -> dict[str, str]:
@@ -381,10 +349,12 @@ def _checked_features(
     return features
 
 
-class TFRecordSource(RecordsSource):
+class TFRecordSource(RecordsSource, Columns):
     """The records of some files, one file after the other: dicts of features, or the values of one.
+    The columns are the features of the first records.
 
-    If one of several remote files is compressed, all are read from copies.
+    Numbers are float32 [n] and int64 [n]; a list of one bytes value is that value. If one of
+    several remote files is compressed, all are read from copies.
 
     Args:
         paths: absolute paths, or URLs.
@@ -422,11 +392,18 @@ class TFRecordSource(RecordsSource):
         for path, index in zip(self.shown, indices, strict=True):
             for name, kind in _checked_features(path, *index).items():
                 _note(self.features, name, kind)
+        self.names: list[str] = sorted(self.features)
+        self.decoders: dict[str, str] = {
+            name: kind for name, kind in self.features.items() if kind in _MAGIC.values()
+        }
         self.steps: IntArray = np.concatenate([steps for _, _, steps in indices])
         self._names: list[str] = []
         self._is_one = False
 
-    def of(self, names: str | Sequence[str]) -> TFRecordSource:
+    def column(self, name: str) -> TFRecordSource:
+        return self.rows(name)
+
+    def rows(self, names: str | Sequence[str]) -> TFRecordSource:
         """The same records with some of their features; of a str the values of that one."""
         source = copy.copy(self)
         source._is_one = isinstance(names, str)
@@ -469,5 +446,5 @@ TFRECORD = Format(
     "TFRecord files",
     (".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz"),
     recognizes=is_tfrecord,
-    open=TFRecordColumns,
+    open=TFRecordSource,
 )

@@ -30,7 +30,7 @@ from headrace.errors import (
     MissingNameError,
 )
 from headrace.formats.files import folder_targets
-from headrace.formats.resolve.file_set import FileSet, PackedNames
+from headrace.formats.resolve.file_set import IMAGES, FileSet, PackedNames
 from headrace.formats.table import columns as library
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
@@ -50,7 +50,7 @@ def files_of(root: Path, names: list[Any] = NAMES) -> FileSet:
 
 def files_named(names: Any) -> FileSet:
     """Files that are nowhere."""
-    return FileSet(("root",), ("",), None, PackedNames(names), (), frozenset())
+    return FileSet(("root",), ("",), None, PackedNames(names), (), frozenset(), None, None, IMAGES)
 
 
 def given_targets(targets: Any, files: FileSet, **options: Any) -> Labels:

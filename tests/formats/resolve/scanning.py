@@ -7,19 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace.formats.resolve.file_set import FileSet, Format
-from headrace.formats.resolve.find import learn_named
-from headrace.formats.resolve.resolver import entries_of, resolve
+from headrace.formats.files import FilesSource
+from headrace.formats.resolve.file_set import FileSet
 from headrace.io.remote.options import RemoteOptions
 
 
 def scan(path: Any, endings: Sequence[str], reach: RemoteOptions | None = None) -> FileSet:
     """What `resolve` finds, where a URL that ends as a file does may be a folder, too."""
-    kind = Format("files", tuple(ending.lower() for ending in endings))
-    found = resolve(path, kind, reach)
-    if found.is_remote:
-        learn_named(found, entries_of(path))
-    return found
+    return FilesSource(path, endings, reach).listing
 
 
 def touch(root: Path, *names: str | bytes) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import re
@@ -242,9 +241,9 @@ class FileSet(Sequence[str]):
     names: PackedNames
     folders: tuple[str, ...]
     searched: frozenset[str]
-    server: RemoteFiles | None = None
-    given: Any = None
-    kind: Format | None = None
+    server: RemoteFiles | None
+    given: Any
+    kind: Format
     beside: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def __len__(self) -> int:
@@ -263,8 +262,8 @@ class FileSet(Sequence[str]):
         number = 0
         if self.root_of is not None:
             number = int(self.root_of.array[index])
-        prefix, tail = _affixes(self.roots[number], self.tails[number])
-        path: bytes = prefix + self.names[index] + tail
+        prefix = os.fsencode(os.path.join(self.roots[number], ""))
+        path: bytes = prefix + self.names[index] + os.fsencode(self.tails[number])
         return path
 
     def url(self, index: int) -> str:
@@ -277,15 +276,6 @@ class FileSet(Sequence[str]):
     def urls(self) -> list[str]:
         """The paths or URLs of all files."""
         return [self.url(index) for index in range(len(self))]
-
-
-@functools.lru_cache(maxsize=1024)
-def _affixes(root: str, tail: str) -> tuple[bytes, bytes]:
-    """What precedes and follows the names below a root."""
-    prefix = root
-    if root not in ("", "/"):
-        prefix = f"{root}/"
-    return os.fsencode(prefix), os.fsencode(tail)
 
 
 @dataclass(slots=True)

@@ -27,7 +27,6 @@ from headrace.errors import (
 )
 from headrace.formats.resolve.file_set import (
     MOST,
-    FileSet,
     Format,
     Found,
     is_hidden,
@@ -316,26 +315,6 @@ def learn(urls: Sequence[str], server: RemoteFiles) -> None:
             raise DataNotFoundError(
                 f"{redact(url)} is a folder with the name of a file: add a slash to its end"
             )
-
-
-def learn_named(files: FileSet, urls: Sequence[Any]) -> None:
-    """Checks that the URLs that name files exist and are no folders. The files are read later in
-    whatever version they have then. Closes the server if there is an error.
-
-    Raises:
-        DataNotFoundError, AccessError, RemoteError: see `learn`.
-    """
-    server = files.server
-    kind = files.kind
-    if server is None or kind is None:
-        return
-    named = [url for url in map(os.fsdecode, urls) if names_file(url, kind)]
-    try:
-        learn(named, server)
-    except BaseException:
-        server.close()
-        raise
-    server.forget(named)
 
 
 def find_remote(entry: Any, kind: Format, server: RemoteFiles) -> Found:

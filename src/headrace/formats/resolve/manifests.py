@@ -167,7 +167,11 @@ def _manifest_of(path: str, options: RemoteOptions) -> dict[str, Any] | None:
     plan_path = os.path.join(folder, PLAN)
     has_manifest = os.path.exists(manifest_path)
     has_plan = os.path.exists(plan_path)
-    if not (has_manifest or has_plan) or not _holds_parts(folder):
+    names = list[str]()
+    if has_manifest or has_plan:
+        with contextlib.suppress(OSError):
+            names = os.listdir(folder)
+    if not any(map(_BESIDE.fullmatch, names)):
         return None
     if not has_manifest:
         raise DataNotFoundError(
@@ -209,12 +213,6 @@ def shards_of(path: str, options: RemoteOptions) -> list[str]:
             return [in_folder_of(path, name) for name in names]
     start, _, end = path.rpartition(INDEX)
     return [(start or ".") + end]
-
-
-def _holds_parts(folder: str) -> bool:
-    with contextlib.suppress(OSError):
-        return any(map(_BESIDE.fullmatch, os.listdir(folder)))
-    return False
 
 
 # -- datasets of Hugging Face's Hub

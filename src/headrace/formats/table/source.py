@@ -178,7 +178,8 @@ class TableSource(RowSource, Locatable):
         filled = [table for table in self.tables if table.rows.any()]
         for table in self.tables:
             table.choose(self.names)
-        first = self.first = min(filled or self.tables, key=_missing_columns)
+        nulls = [list(table.kinds.values()).count(_NULL) for table in filled or self.tables]
+        first = self.first = (filled or self.tables)[nulls.index(min(nulls))]
         """The first one with rows, and with types: without values a column may be anything."""
         for table in filled:
             for name in self.names:
@@ -417,11 +418,6 @@ class TableSource(RowSource, Locatable):
         classes = sorted(set(values))
         numbers = {text: number for number, text in enumerate(classes)}
         return np.array([numbers[text] for text in values], np.int64), classes
-
-
-def _missing_columns(table: TableFile) -> int:
-    """How many columns of a table have no values at all, and so no type."""
-    return sum(kind == _NULL for kind in table.kinds.values())
 
 
 def _runs(numbers: IntArray) -> list[tuple[int, int]]:
