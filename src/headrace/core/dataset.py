@@ -116,7 +116,6 @@ class _Constructed(ABCMeta):
             if isinstance(dataset.data_path, FileSet):
                 dataset.data_path = dataset.data_path.given
             dataset._arguments = arguments
-            dataset._held_as = dataset._held_as or (cls, arguments)
             dataset._settle()
             return dataset
 
@@ -281,8 +280,8 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         self._value_source: ValueSource | None = None
         self._world: World | None = None
         self._arguments: dict[str, Any] = {}
-        # the class and arguments that decide what is cached; None: not known yet
-        self._held_as: Any = None
+        # the class and arguments that decide what is cached, if they are not its own
+        self._held_as: tuple[type, dict[str, Any]] | None = None
         self.budget = MemoryBudget(max_memory_usage, local_world_size=local_ranks)
         streams = self.loading_mode is LoadingMode.STREAMING
         self.block_memory = BlockMemory(source, streams, self.budget)
@@ -306,8 +305,9 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         self._held_of = inner._chosen
         self._length = inner._length
         self.sample_reader = self.sample_reader.another(is_view=inner._chosen is not None)
-        self._held_as = inner._held_as
-        self.__class__ = joined_class(type(self), *classes_of(type(inner)))
+        parts = classes_of(type(inner))
+        self._held_as = inner._held_as or (parts[-1], inner._arguments)
+        self.__class__ = joined_class(type(self), *parts)
 
     # -- the steps from a record to a sample, which a subclass may override; default: the decoder's
 
@@ -382,7 +382,7 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
             ConfigError: an argument can't be compared with that of another process. Override this
                 method then.
         """
-        return describe_held(*self._held_as)
+        return describe_held(*(self._held_as or (type(self), self._arguments)))
 
     def held_from(self) -> str:
         """The paths of the data, as text that is equal in all processes.
@@ -390,7 +390,7 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         Raises:
             ConfigError: it is an object without such a text.
         """
-        _, arguments = self._held_as
+        _, arguments = self._held_as or (type(self), self._arguments)
         return describe_data(arguments.get("data_path"))
 
     @property
@@ -880,7 +880,7 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         """The ranks that share what is held here."""
         if self._shared == "rank":
             return ALONE
-        if self._held_as is None:
+        if not self._arguments:  # which are known when the constructor is through
             raise ConfigError(
                 "shared='machine': samples are read before the constructor has finished: read them "
                 "later"
