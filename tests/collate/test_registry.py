@@ -102,10 +102,7 @@ def test_bad_names_and_functions(registry: Collators) -> None:
         registry.register("sum")(3)  # type: ignore[arg-type]
     registry.register("b", modality="sound")(min)
     registry.register("a")(max)
-    for name, named in (
-        ("pile", r"'pile'.*a, b"),
-        ("x", "sound"),
-    ):
+    for name, named in (("pile", r"'pile'.*a, b"), ("x", "sound")):
         with pytest.raises(ConfigError, match=named):
             registry.get(name)
 

@@ -75,14 +75,9 @@ class Tokenizers:
         made = []
         for row in rows:
             pad = [77] * max(0, longest - len(row))
-            seen = [0] * len(pad) + [1] * len(row)
-            made.append(
-                SimpleNamespace(
-                    ids=pad + row,
-                    attention_mask=seen,
-                    special_tokens_mask=[int(token <= MASK) for token in pad + row],
-                )
-            )
+            one = SimpleNamespace(ids=pad + row, attention_mask=[0] * len(pad) + [1] * len(row))
+            one.special_tokens_mask = [int(token <= MASK) for token in one.ids]
+            made.append(one)
         return made
 
     def token_to_id(self, word: str) -> int | None:
@@ -92,11 +87,8 @@ class Tokenizers:
         return len(WORDS)
 
     def get_added_tokens_decoder(self) -> dict[int, Any]:
-        return {
-            CLS: SimpleNamespace(special=True),
-            SEP: SimpleNamespace(special=True),
-            9: SimpleNamespace(special=False),
-        }
+        special, plain = SimpleNamespace(special=True), SimpleNamespace(special=False)
+        return {CLS: special, SEP: special, 9: plain}
 
 
 class Tiktoken:

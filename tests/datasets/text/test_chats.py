@@ -267,8 +267,8 @@ class TestSamples:
             assert learned(held[0]) == LEARNED
         rows = write(tmp_path / "rows", json.dumps({"text": "one", "messages": CHAT}))
         assert "labels" not in TextDataset(rows, tokenizer=CharTokenizer())[0]
-        bad = TextDataset(write(tmp_path / "bad", "{", "{"), tokenizer=tokenizer)
-        assert bad.document_unit == "record"
+        path = write(tmp_path / "bad", "{", "{")
+        assert TextDataset(path, tokenizer=tokenizer).document_unit == "record"
 
     def test_batches_are_padded_by_both_ways(self, tmp_path: Path) -> None:
         class Own(TextCollator):

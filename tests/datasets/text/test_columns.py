@@ -81,9 +81,8 @@ def batches(dataset: Any, **options: Any) -> list[Any]:
 @pytest.mark.quick_every(2)
 @pytest.mark.parametrize("cut", CUTS)
 def test_columns_of_tables_in_all_modes(cut: dict[str, Any], tmp_path: Path) -> None:
-    with TextDataset(
-        write_lines(tmp_path / "a.jsonl"), cache_dir=tmp_path / "cache", **cut
-    ) as texts:
+    lines = write_lines(tmp_path / "a.jsonl")
+    with TextDataset(lines, cache_dir=tmp_path / "cache", **cut) as texts:
         for name in ("a.parquet", "a.arrow"):
             path = write_texts(tmp_path / name)
             for mode in ("lazy", "eager", "cached", "streaming"):
@@ -113,15 +112,9 @@ def test_texts_bytes_and_ids_of_any_container(tmp_path: Path) -> None:
     zarr.open_group(tmp_path / "a.zarr").create_array("ids", data=fixed)
     with TextDataset(write_lines(tmp_path / "a.jsonl"), max_length=9) as texts:
         expected = [texts[row] for row in range(N)]
-    for name, column in (
-        ("a.parquet", "text"),
-        ("a.parquet", "bytes"),
-        ("a.parquet", "ids"),
-        ("a.h5", "text"),
-        ("a.h5", "ids"),
-        ("a.tar", "txt"),
-        ("a.zarr", "ids"),
-    ):
+    columns = {"a.parquet": ["text", "bytes", "ids"], "a.h5": ["text", "ids"], "a.tar": ["txt"]}
+    columns["a.zarr"] = ["ids"]
+    for name, column in [(name, column) for name, each in columns.items() for column in each]:
         with open_dataset(tmp_path / name, column=column, max_length=9) as dataset:
             assert type(dataset) is TextDataset
             assert same([dataset[row] for row in range(N)], expected), (name, column)

@@ -166,14 +166,11 @@ class TestTargets:
 
     def test_integers_that_no_column_holds(self, tmp_path: Path) -> None:
         for targets in ((5, 2**63 + 11), (2**53 + 1, 2.5), (2.5, 1, 2**53 + 1)):
-            for name, content in (
-                ("a.jsonl", lines(*targets)),
-                ("a.csv", table(*map(str, targets))),
-            ):
+            files = {"a.jsonl": lines(*targets), "a.csv": table(*map(str, targets))}
+            for name, content in files.items():
                 path = one_file(tmp_path, name, content)
-                with pytest.raises(
-                    ConfigError, match=rf"{name}, (line|record) \d has \d+, an integer"
-                ):
+                said = rf"{name}, (line|record) \d has \d+, an integer"
+                with pytest.raises(ConfigError, match=said):
                     TextDataset(path, target_field="label")
 
     def test_a_record_without_a_target(self, tmp_path: Path) -> None:

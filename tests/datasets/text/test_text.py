@@ -149,14 +149,6 @@ class TestTokenizers:
             with pytest.raises(SampleError, match=r"a.txt, line 2"):
                 TextDataset(folder, **options, **BLOCKS)
 
-    def test_that_gives_fewer_than_it_was_given(self, folder: Path) -> None:
-        class Forgetful:
-            def encode_batch(self, texts: list[str]) -> list[list[int]]:
-                return [[1]] * (len(texts) - 1)
-
-        with pytest.raises(SampleError, match="ids of 0 texts for 1"):
-            TextDataset(folder, tokenizer=Forgetful()).__getitems__([0, 1])
-
     def test_that_takes_no_surrogates(self, tmp_path: Path) -> None:
         path = write(tmp_path, {"a.jsonl": '{"text": "\\ud800"}\n{"text": "sound"}\n'}) / "a.jsonl"
         dataset = TextDataset(path, tokenizer=lambda text: list(text.encode()), unit="record")
@@ -279,7 +271,6 @@ class TestBadInput:
             ({"text_field": "x", "unit": "line"}, "text_field='x'"),
             ({"labels": "names"}, "labels"),
             ({"encoding": "utf-9"}, "utf-9"),
-            ({"errors": "xmlcharrefreplace"}, "xmlcharrefreplace"),
             ({"tokenizer": "gpt2"}, "tokenizer"),
             ({"packing": True, "max_length": 5000}, "max_length=5000.* 16 "),
         ]

@@ -9,6 +9,7 @@ import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import zstandard
@@ -187,25 +188,20 @@ class TestLifeOfACopy:
     def test_it_is_made_once_of_each_version(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        made: list[Any] = []
-
-        def note(path: Any, opened: Any) -> Iterator[bytes]:
-            made.append(path)
-            return pieces_of(path, opened)
-
-        monkeypatch.setattr(plain, "pieces_of", note)
+        made = mock.Mock(wraps=pieces_of)
+        monkeypatch.setattr(plain, "pieces_of", made)
         assert [copy_of(path) for _ in range(3)] == [b"one\ntwo\n"] * 3
-        assert len(made) == 1
+        assert made.call_count == 1
         (copy,) = kept(path)
         copy.write_bytes(copy.read_bytes()[:-1] + b"X")  # damaged, it is made anew
         assert [copy_of(path) for _ in range(2)] == [b"one\ntwo\n"] * 2
-        assert len(made) == 2
+        assert made.call_count == 2
         assert copy_of(path, "latin-1") == b"one\ntwo\n"
-        assert len(made) == 3
+        assert made.call_count == 3
         path.write_bytes(packed(b"ONE\ntwo\n", ".gz"))
         os.utime(path, (1, 1))
         assert copy_of(path) == b"ONE\ntwo\n"
-        assert len(made) == 4
+        assert made.call_count == 4
 
     def test_an_error_of_the_text_is_not_taken_for_one_of_its_copy(
         self, path: Path, monkeypatch: pytest.MonkeyPatch

@@ -67,17 +67,12 @@ def both(
     """Writes files, and opens them near and far."""
     made: list[Any] = []
 
-    def make(
-        contents: dict[str, bytes],
-        unit: str = "line",
-        retries: int = 20,
-        **options: Any,
-    ) -> Any:
+    def make(contents: dict[str, bytes], unit: str = "line", **options: Any) -> Any:
         for name, content in contents.items():
             # else it would be of a new time
             if not (served / name).exists() or (served / name).read_bytes() != content:
                 (served / name).write_bytes(content)
-        reach = RemoteOptions(cache_dir=tmp_path / "far", retries=retries)
+        reach = RemoteOptions(cache_dir=tmp_path / "far", retries=20)
         urls = [f"{server.url}/{name}" for name in contents]
         far = LinesSource(urls, unit, reach, **options)
         near = LinesSource([served / name for name in contents], unit, **options)

@@ -1,9 +1,9 @@
-"""Where the lines and records of texts begin: found by one pass, and stored in two bytes each.
+"""Finds where the lines and records of texts begin, in one pass, and stores two bytes for each.
 
-The pass is vectorised and goes piece by piece, so that only the places of a few pieces are in
-memory. Of local texts threads read the next pieces and look for LFs in them; whatever depends on
-the previous piece (a CR at its end, an open quote) is done in order.
-Line endings are those of Python's ``open``: LF, CR and CRLF.
+The pass is vectorised and reads one piece after the other, so that only a few pieces are in memory.
+Threads read the next pieces of local texts and look for LFs in them. What depends on the previous
+piece (a CR at its end, an open quote) is done in order. Line endings are those of Python's
+``open``: LF, CR and CRLF.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from headrace.memory.limits import usable_cpus
 
 PIECE = 1 << 20
 THREADS = 4
-"""That read ahead, at most; no more than there are cores."""
+"""Maximum number of threads that read ahead, with at most one for each core."""
 LF, CR, QUOTE = 10, 13, 34
 _UTF8_MARK = b"\xef\xbb\xbf"
 _SHOWN_FROM = 64 << 20  # bytes from which on progress is shown
@@ -156,7 +156,7 @@ def first_from(
 
 
 class Piece(NamedTuple):
-    """Some bytes of a file, and what can be said of them alone."""
+    """Some bytes of a file, and what they show without the bytes around them."""
 
     start: int
     """Where they begin in the file."""
@@ -325,8 +325,8 @@ class TextFile:
 
 @dataclass
 class Scan:
-    """The pass over all files: gives the places where lines begin, and each file's end, as if all
-    files were one.
+    """Iterates over the places where lines begin, and over the end of each file, as if all files
+    were one.
 
     Attributes:
         files: by which they are read.

@@ -1,6 +1,7 @@
 """Reads texts that are compressed, or whose bytes don't show where their lines end.
 
-Whole: in memory. Line by line: from a copy in plain UTF-8, which is made once, in `cache_dir`.
+Whole files are decompressed in memory. Lines are read from a plain copy, which is made once, in
+`cache_dir`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from headrace.memory.budget import MemoryBudget, format_size
 
 COMPRESSED = (".gz", ".zst")
 LARGE = 16 << 20
-"""Bytes of a text up to which nobody asks for room."""
+"""Bytes of a text up to which the budget is not asked."""
 _VERSION = 1
 _BROKEN: tuple[Any, ...] = (zlib.error, igzip.BadGzipFile, igzip_lib.IsalError)
 _PIECE = 1 << 20
@@ -67,8 +68,8 @@ def check_encoding(encoding: str, errors: str) -> str:
 
 
 def shows_lines(encoding: str) -> bool:
-    """True if a byte 10 or 13 is always the end of a line in this encoding: so in UTF-8, and
-    where each byte is a character.
+    """True if bytes 10 and 13 are always line ends in this encoding, as in UTF-8 and in encodings
+    of one byte per character.
     """
     if encoding in ("utf-8", "ascii"):
         return True

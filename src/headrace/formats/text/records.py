@@ -1,4 +1,4 @@
-"""Records of CSV, TSV, JSON and JSON Lines files: where they begin, and what is in one."""
+"""Finds and parses the records of CSV, TSV, JSON and JSON Lines files."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def format_of(path: str) -> str:
 
 
 def unit_of(files: FileSet, head_of: Callable[[int], bytes]) -> str:
-    """What a sample is where nobody says so: "record" of .jsonl, .ndjson, .csv and .tsv, and of
-    .json if the first one is a list of records; else "file".
+    """The unit that files have by default: "record" for .jsonl, .ndjson, .csv and .tsv, and for
+    .json if the first file is a list of records; else "file".
 
     Args:
         files: of the data.
@@ -89,10 +89,10 @@ def unit_of(files: FileSet, head_of: Callable[[int], bytes]) -> str:
 
 
 def delimiters_of(delimiter: str | None) -> Mapping[str, str]:
-    """What stands between the fields of each kind of table: by its ending, or what the user says.
+    """The delimiter of the fields for each ending of a table: the usual one, or the user's.
 
     Raises:
-        ConfigError: it can't stand there.
+        ConfigError: it can't be a delimiter.
     """
     if delimiter is None:
         return DELIMITERS
@@ -155,10 +155,10 @@ def _csv_rows(text: str, delimiter: str) -> list[list[str]]:
 
 
 def json_places(data: bytes | bytearray) -> IntArray:
-    """Where the elements of a JSON list begin, and the last one ends.
+    """The offsets where the elements of a JSON list begin, and where the last one ends.
 
     Raises:
-        FormatError: it is no list, or no JSON; the message names the offset.
+        FormatError: the data is not a list, or not JSON; the message names the offset.
     """
     text = data.decode("latin-1")  # a character is a byte: structure is ASCII
     decoder = json.JSONDecoder()
@@ -220,7 +220,7 @@ def json_record(text: str, has_more: bool) -> Any:
 
     Args:
         text: the record.
-        has_more: may something follow it: the comma of a list, or its end?
+        has_more: True if something may follow it: the comma of a list, or its end.
 
     Raises:
         FormatError: it is no JSON.
