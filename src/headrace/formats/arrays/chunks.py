@@ -27,7 +27,7 @@ COUNTABLE = (1 << 63) - 1
 
 
 class Grid(NamedTuple):
-    """How an array is cut."""
+    """The shape of an array, and of its chunks."""
 
     shape: tuple[int, ...]
     chunks: tuple[int, ...]
@@ -44,7 +44,7 @@ class Grid(NamedTuple):
 
     @property
     def inner(self) -> int:
-        """Chunks that share the rows of one."""
+        """Number of chunks that share the same rows."""
         return math.prod(self.counts[1:])
 
     def place(self, number: int) -> tuple[int, ...]:
@@ -70,7 +70,7 @@ def shown_array(path: str, name: str) -> str:
 
 
 class ChunkIndex(ABC):
-    """Where the stored bytes of an array's chunks lie. Each layout has one."""
+    """Locates the stored bytes of an array's chunks; each layout has a class."""
 
     needs_io: bool = False
     """True if locating chunks performs requests, so that many had better be located at once."""
@@ -98,7 +98,7 @@ class ChunkIndex(ABC):
 
 
 class ChunkTable(ChunkIndex):
-    """Where the chunks of an array in one file lie, by a table; what is in one piece is one chunk.
+    """Locates the chunks of an array in one file by a table; a contiguous array is one chunk.
 
     Args:
         path, files: of the file which they lie in, and by which it is read.
@@ -212,8 +212,8 @@ class DirectChunks(Chunks):
         path, name: of the file or store, and of the array in it, for messages.
         fill: the value of what was never written.
         order: "C" or "F": of the elements in a chunk.
-        check: first byte and stored bytes of a chunk -> nothing; raises a FormatError where the
-            bytes are not what is known of them.
+        check: called with the first byte and the stored bytes of a chunk; raises a FormatError if
+            their checksum is wrong.
         required: a chunk that is missing is an error.
     """
 
@@ -305,7 +305,7 @@ class DirectChunks(Chunks):
         return chunk
 
     def by_row(self) -> DirectChunks:
-        """The same array, whose rows lie in their chunks as they are, with one row a chunk."""
+        """The same array with one row per chunk, where rows are stored uncompressed."""
         rows = copy.copy(self)
         rows.grid = Grid(self.grid.shape, (1, *self.grid.chunks[1:]))
         rows.nbytes = self.nbytes // self.grid.chunks[0]
@@ -313,7 +313,7 @@ class DirectChunks(Chunks):
         return rows
 
     def raw_ranges(self, numbers: IntArray) -> ByteRanges:
-        """Where chunks lie that are read in parts: each must have all its bytes."""
+        """Ranges of chunks that are read in parts; a FormatError if one has a wrong length."""
         ranges = self.byte_ranges(numbers)
         wrong = (ranges.stop - ranges.start != self.nbytes) & ranges.is_written
         if wrong.any() and not ranges.is_whole.all():
@@ -322,9 +322,7 @@ class DirectChunks(Chunks):
         return ranges
 
     def read_raw(self, ranges: ByteRanges, buffers: list[memoryview]) -> None:
-        """Fills buffers with elements that lie as they are; what was never written has the fill
-        value.
-        """
+        """Reads uncompressed elements into buffers; what was never written gets the fill value."""
         is_written = ranges.is_written
         written = np.flatnonzero(is_written)
         missing = np.flatnonzero(~is_written).tolist()
@@ -358,8 +356,8 @@ class _RowIndex(ChunkIndex):
 
 
 class LibraryRows(ABC):
-    """An array that only its library can read: its rows where elements have any size; those of
-    numbers are read by `LibraryChunks`.
+    """An array that only its library can read: numbers by `LibraryChunks`, elements of any size by
+    `read`.
     """
 
     shape: tuple[int, ...]

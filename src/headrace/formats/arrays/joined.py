@@ -30,7 +30,7 @@ class AlignedChunk:
     __slots__ = ("nbytes", "views")
 
     def __init__(self, arrays: Sequence[AnyArray]) -> None:
-        # one that lies among what was read with it would keep all of that
+        # a view would keep all that was read with it
         alone = [array.copy() if held_bytes(array) > array.nbytes else array for array in arrays]
         self.views: list[Any] = [array.data for array in alone]
         self.nbytes: int = sum(array.nbytes for array in alone)
@@ -111,7 +111,7 @@ class JoinedReader(ArrayReader):
         starts = cuts.starts.tolist()
         stops = cuts.stops.tolist()
         pieces: list[Sequence[Any]] = [()] * len(starts)
-        # of many chunks none is held for its parts
+        # views of many chunks would hold all of them
         is_copied = len(starts) * self.chunks.nbytes > GROUP
 
         def take(numbers: IntArray, chunk: Any) -> None:

@@ -36,15 +36,15 @@ from headrace.sorting import distinct
 
 T = TypeVar("T")
 Use = Callable[[int, Any], None]
-"""What is done with a chunk: its place among those that were asked for, and the chunk, which is
-None if it was never written.
+"""Called with the position of a chunk among those asked for, and the chunk; None: it was never
+written.
 """
 
-_LOCAL = 8 << 20  # of local files: memory that was just freed is at hand, and its pages are mapped
-_TOGETHER = 16  # but so many in any case, which threads decode
+_LOCAL = 8 << 20  # bytes of local chunks at once: freed memory is reused, its pages still mapped
+_TOGETHER = 16  # at least so many chunks, for threads to decode
 GROUP = 64 << 20
 """Decoded bytes of the chunks whose stored bytes are held at once."""
-_MANY = 4  # rows of a chunk from which on they are copied by one call
+_MANY = 4  # so many rows of one chunk, or more, are copied by one call
 
 
 @dataclass(slots=True, eq=False)
@@ -64,8 +64,8 @@ class Decoded:
 
 
 class ChunkCache(LRUCache[tuple[str, int], Decoded]):
-    """The decoded chunks that this process used last, by array and number. Who copies rows of one
-    takes them off `left`, and drops it where none are left.
+    """The decoded chunks that this process used last, by array and number. Readers subtract the
+    rows that they copy from `left`, and drop a chunk that has none left.
     """
 
     def __init__(self, *limits: int | None, **options: Any) -> None:
@@ -79,14 +79,14 @@ class ChunkCache(LRUCache[tuple[str, int], Decoded]):
         return counts
 
     def used(self, key: tuple[str, int], chunk: Any, rows: int) -> None:
-        """So many rows of a chunk have been copied: it stays, if others are left."""
+        """Notes that rows of a chunk were copied; it is cached while others are left."""
         decoded = self.get(key)
         if decoded is not None:
             decoded.left -= rows
             if decoded.left <= 0:
                 self.pop(key)
         elif len(chunk) > rows and chunk.nbytes <= self.maxsize:
-            # it lies among what was read with it
+            # as a view it would keep all that was read with it
             if isinstance(chunk, np.ndarray) and held_bytes(chunk) > chunk.nbytes:
                 chunk = chunk.copy()
             self.put(key, Decoded(chunk, len(chunk) - rows))
@@ -111,7 +111,7 @@ class OpenArrays(Generic[T]):
         self.chunks: ChunkCache = ChunkCache(0)
 
     def close(self) -> None:
-        """Closes and forgets it all; it is opened again when it is needed."""
+        """Closes all files and drops the chunks; files are opened again when needed."""
         self.library.close()
         self.files.close()
         self.chunks.clear()
@@ -133,8 +133,7 @@ def visit(
         chunks: of the array.
         cache, key: where they are cached, and by what they are told from those of other arrays.
         numbers: of the chunks, each once.
-        used: how many rows are taken of each, which it need not be cached for; None: they are not
-            cached.
+        used: rows that are taken of each, and not needed again; None: chunks are not cached.
         use: called with them.
         run: calls a function in threads.
     """
@@ -197,7 +196,7 @@ class ArrayReader:
         self.cache: ChunkCache = cache
         self.key: str = key
         self.raw: DirectChunks | None = None
-        """The chunks of rows that lie one behind the other, as they are; None: they don't."""
+        """The chunks, if whole rows are stored uncompressed in them; else None."""
         self._rows: Chunks = chunks  # as rows are read
         if isinstance(chunks, DirectChunks) and chunks.is_raw:
             if chunks.grid.chunks[1:] == chunks.grid.shape[1:]:
@@ -248,8 +247,8 @@ class ArrayReader:
 
     @property
     def begin(self) -> int | None:
-        """The byte of the file that the first row begins at, where all rows lie one behind the
-        other as they are; else None.
+        """The first byte of the first row, if all rows lie uncompressed in one file, one after the
+        other; else None.
         """
         if self.raw is None:
             return None

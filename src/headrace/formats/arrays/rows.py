@@ -32,7 +32,7 @@ def layout_fingerprint(layout: list[Any]) -> str:
 
 
 def check_fits(nbytes: int, what: str, remedy: str) -> None:
-    """Raises a BudgetError where something takes more bytes than are free."""
+    """Raises a BudgetError if something takes more bytes than are free."""
     limit = tightest(memory_limits())
     if nbytes > limit.headroom:
         raise BudgetError(
@@ -42,9 +42,7 @@ def check_fits(nbytes: int, what: str, remedy: str) -> None:
 
 
 class ReadersSource(ArraySource):
-    """Records that are read out of arrays, by their chunks. Its path says where they lie, in
-    words.
-    """
+    """Records that are read from the chunks of arrays. `path` is where they are, for messages."""
 
     def __init__(self, path: str, opened: OpenArrays[Any], readers: Sequence[ArrayReader]) -> None:
         self.path: str = path
