@@ -109,14 +109,19 @@ class Image(NamedTuple):
                 f"scale={scale} must be {voxels.shape[1]} positive numbers: extents of a voxel, "
                 f"along {names} of {self.where}"
             )
-        ratios = np.abs(np.log(voxels / wanted))
-        nearest = int(ratios.sum(axis=1).argmin())
-        if ratios[nearest].max() > np.log(_FARTHEST) + _TIE:
+        nearest = _nearest(voxels, wanted)
+        if np.abs(np.log(voxels[nearest] / wanted)).max() > np.log(_FARTHEST) + _TIE:
             raise ConfigError(
                 f"scale={scale!r}: no level of {self.where} is within a factor of 2; its voxels "
                 f"have {voxels.tolist()}"
             )
         return self.levels[nearest]
+
+
+def _nearest(voxels: Floats, wanted: Floats) -> int:
+    """Which of the sizes of voxels ([levels, axes]) is nearest to a size; of several the first."""
+    distances = np.abs(np.log(voxels / wanted)).sum(axis=1)
+    return int(distances.round(6).argmin())
 
 
 def _ome_in(tree: Tree, group: str) -> dict[str, Any]:
@@ -389,13 +394,10 @@ def _labels(tree: Tree, array: VolumeArray, name: str, grid: PatchGrid, pad: str
                 f"{list(grid.shape)} as {array.name!r} does"
             )
         return Volume(label.name, reader, pad, 0, (*[None] * before, *range(len(grid.patch))))
-    shared = [(n, image.names.index(a)) for n, a in enumerate(labels.names) if a in image.names]
-    differences: list[float] = []
-    for other in labels.levels:
-        ratios = [other.scale[theirs] / level.scale[ours] for theirs, ours in shared]
-        differences.append(round(float(np.abs(np.log(ratios)).sum()), 6))
-    # of levels that differ as much the first
-    own = labels.levels[differences.index(min(differences))]
+    shared = [name for name in labels.names if name in image.names]
+    voxels = np.array([other.scale for other in labels.levels])
+    ours = level.scale[[image.names.index(name) for name in shared]]
+    own = labels.levels[_nearest(voxels[:, [labels.names.index(name) for name in shared]], ours)]
     reader = _level_of(tree, labels, own).reader(tree)
     before = len(image.axes) - len(grid.patch)
     axes = _follow(image.axes[before:], labels)

@@ -156,8 +156,6 @@ class Chunks(ABC):
         nbytes: of a chunk, decoded.
     """
 
-    is_direct = False
-    """True if they are read and decoded here, and not by another library."""
     is_raw = False
     """True if rows lie in their chunks as they are, and can be read by themselves."""
     decodes = True
@@ -216,8 +214,6 @@ class DirectChunks(Chunks):
             their checksum is wrong.
         required: a chunk that is missing is an error.
     """
-
-    is_direct = True
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ import numpy as np
 
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import BudgetError, FormatError, HeadraceError
-from headrace.formats.arrays.chunks import COUNTABLE, LibraryRows, shown_array
+from headrace.formats.arrays.chunks import COUNTABLE, DirectChunks, LibraryRows, shown_array
 from headrace.formats.arrays.packed import PackedInfo
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays
 from headrace.formats.source import ArraySource, Description, Rows
@@ -80,7 +80,7 @@ class ReadersSource(ArraySource):
     @property
     def is_direct(self) -> bool:
         """True if samples are read from the file itself, and not through another library."""
-        return all(reader.chunks.is_direct for reader in self._readers)
+        return all(isinstance(reader.chunks, DirectChunks) for reader in self._readers)
 
     @property
     def is_remote(self) -> bool:
