@@ -10,10 +10,10 @@ import functools
 import json
 import math
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import h5py
@@ -74,12 +74,8 @@ _THREADS = 16
 T = TypeVar("T")
 
 
-class _Here(threading.local):
-    opening: RemoteTree | None = None
-    """The file that this thread is opening."""
-
-
-_here = _Here()
+_opening: ContextVar[RemoteTree | None] = ContextVar("_opening", default=None)
+"""The remote file that is being opened, which nobody need open again."""
 
 
 class OpenHDF5(OpenTrees[h5py.File]):
@@ -107,7 +103,7 @@ class OpenHDF5(OpenTrees[h5py.File]):
             with reading(path) as file:
                 yield HDF5Tree(path, self, file)
             return
-        tree = _here.opening
+        tree = _opening.get()
         with asking("h5py", redact(path)), contextlib.ExitStack() as stack:
             if tree is None or tree.path != path:
                 tree = stack.enter_context(contextlib.closing(self.trees([path])[0]))
@@ -337,11 +333,11 @@ class RemoteTree(HDF5Tree):
     def recorded(self, function: Callable[[str], T]) -> T:
         """Calls a function that opens the file, and records what it reads."""
         self.remote.is_recording = True
-        _here.opening = self
+        before = _opening.set(self)
         try:
             return function(self.path)
         finally:
-            _here.opening = None
+            _opening.reset(before)
             self.close()
 
     def close(self) -> None:
