@@ -62,20 +62,19 @@ class ByteRanges(NamedTuple):
     @classmethod
     def joined(cls, parts: Sequence[ByteRanges]) -> ByteRanges:
         """The ranges of several, one after the other."""
+        if not parts:
+            return cls.of(())
         if len(parts) == 1:
             return parts[0]
         numbers: dict[str, int] = {}
-        files = [np.empty(0, np.int64)]
+        files = []
         for part in parts:
-            new = np.array(
-                [numbers.setdefault(path, len(numbers)) for path in part.paths], np.int64
-            )
-            files.append(new[part.file] if len(new) else part.file)
-        empty = [np.empty(0, np.int64)]
-        starts, stops = (
-            np.concatenate(empty + [part[column] for part in parts]) for column in (2, 3)
-        )
-        return cls(list(numbers), np.concatenate(files), starts, stops)
+            renumbered = [numbers.setdefault(path, len(numbers)) for path in part.paths]
+            # ranges that were never written have the number 0, even if there are no paths
+            files.append(np.array(renumbered or [0], np.int64)[part.file])
+        start = np.concatenate([part.start for part in parts])
+        stop = np.concatenate([part.stop for part in parts])
+        return cls(list(numbers), np.concatenate(files), start, stop)
 
     @property
     def size(self) -> int:
