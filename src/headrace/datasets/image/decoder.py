@@ -454,7 +454,7 @@ class BoxDecoder(JointDecoder):
             shape = image_shape(value, self.left)
         else:
             value, sides = value
-            shape = (int(sides[0]), int(sides[1]))
+            shape = tuple(sides.tolist())
         targets = dataset.targets
         assert isinstance(targets, CocoTargets)
         return value, (targets.objects(index), targets.size_of(index, shape), shape)

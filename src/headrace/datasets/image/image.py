@@ -19,7 +19,7 @@ from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import plain_target
 from headrace.core.options import LoadingMode, ModeName, PathOptions, check_arguments
 from headrace.core.views import ColumnTargets
-from headrace.datasets.image.augment import Augment, image_sides, split_augment
+from headrace.datasets.image.augment import image_sides, split_augment
 from headrace.datasets.image.coco import CocoTargets, import_pycocotools, read_coco
 from headrace.datasets.image.decoder import (
     DEFAULT_SIZE,
@@ -163,15 +163,14 @@ def labels_of(wanted: Wanted, files: FileSet, reach: RemoteOptions) -> Labels:
     if isinstance(targets, Table):
         wanted.refuse_options("target_name", "label_separator", "unused_targets")
         return labels_in(targets, files, wanted)
-    if targets is None:
-        wanted.refuse_options("label_separator")
-        return Labels(None, [])
     if isinstance(targets, Mapping):
         wanted.refuse_options("label_separator", "unused_targets")
         keys = keys_for(targets, files, unused=wanted.unused_targets)
         values = [targets[key] for key in keys]
     else:
         wanted.refuse_options("label_separator")
+        if targets is None:
+            return Labels(None, [])
         values = list(map(targets, files))
     return Labels(*encoded(separated(values, wanted.label_separator), "targets"))
 
@@ -402,10 +401,9 @@ class ImageDataset(BaseDataset):
             self.class_to_idx = labels.targets.class_to_idx
         self.color = color
         is_joint = options.get("transforms") is not None
-        augment = Augment()
         if is_joint:
             augment, common["transforms"] = split_augment(options["transforms"], "transforms")
-        elif transform is not None:
+        else:
             augment, transform = split_augment(transform)
         transformed = transform is not None or common.get("transforms") is not None
         if dtype is not None and (transformed or not normalize):
