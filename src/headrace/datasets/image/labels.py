@@ -637,7 +637,7 @@ def metadata_beside(files: FileSet, reach: RemoteOptions, delimiter: str | None)
     """
     if len(files.roots) != 1 or files.roots[0] not in files.searched:
         return None
-    paths = [os.path.join(files.roots[0], name) for name in _METADATA]
+    paths = list(map(os.path.join(files.roots[0], "").__add__, _METADATA))
     found: Table | dict[str, Any] | None = None
     if files.server is not None:
         urls = list(map(files.server.url_of, paths))

@@ -9,7 +9,7 @@ import errno
 import glob
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from operator import attrgetter
@@ -362,9 +362,11 @@ def _found_at(url: str, path: str, kind: Format, server: RemoteFiles) -> Found:
             root = path.rstrip("/")
             # some servers do not list folders
             with contextlib.suppress(OSError, HeadraceError, NotImplementedError):
-                names = _stores_below(root, server.ask("ls", url, detail=False), kind)
-                if names:
-                    return Found(root, names, searched=True)
+                below = server.ask("ls", url, detail=False)
+                found = _below(root, below, (), kind.stores, False)
+                if found.names:
+                    found.searched = True
+                    return found
         return _named(path)
     is_a = _type(url, path, server)
     if is_a == "file":
@@ -384,28 +386,17 @@ def _found_at(url: str, path: str, kind: Format, server: RemoteFiles) -> Found:
     if not paths and is_a != "directory":
         raise FileNotFoundError(path)
     root = _root(path, paths)
-    found = _below(root, paths, kind.endings, "/." in path[len(root) :])
+    found = _below(root, paths, kind.endings, kind.stores, "/." in path[len(root) :])
     found.searched = True
-    stores = _stores_below(root, paths, kind)
-    if stores:
-        found.names = list({*stores, *found.names})
     return found
-
-
-def _stores_below(root: str, paths: Iterable[str], kind: Format) -> list[bytes]:
-    if not kind.stores:
-        return []
-    stores = tuple(map(os.fsencode, kind.stores))
-    first = {_name_below(root, path).partition(b"/")[0] for path in paths}
-    return [name for name in first if name.lower().endswith(stores) and not is_hidden(name)]
 
 
 def _matched_at(pattern: str, paths: list[str], kind: Format) -> Found:
     root = _root(before_magic(pattern, "/"), paths)
     shows_hidden = "/." in pattern[len(root) :]
-    found = _below(root, paths, kind.all_endings, shows_hidden)
+    found = _below(root, paths, kind.all_endings, (), shows_hidden)
     if not found.names and not kind.endings:  # stores may have any name
-        found = _below(root, paths, ("",), shows_hidden)
+        found = _below(root, paths, ("",), (), shows_hidden)
     return found
 
 
@@ -442,26 +433,34 @@ def _root(path: str, paths: Sequence[str]) -> str:
     return root
 
 
-def _name_below(root: str, path: str) -> bytes:
-    """The name of a path relative to the root. A key is opaque: only the first of several slashes
-    is a separator.
+def _below(
+    root: str,
+    paths: Sequence[str],
+    endings: Sequence[str],
+    stores: Sequence[str],
+    shows_hidden: bool,
+) -> Found:
+    """Divides paths below a root into files with the right endings, stores in the first level,
+    which are not entered, and others.
     """
-    return os.fsencode(path[len(root) :].removeprefix("/"))
-
-
-def _below(root: str, paths: list[str], endings: Sequence[str], shows_hidden: bool) -> Found:
-    """Divides paths into files with the right endings, and others."""
     found = Found(root, [])
     ends = tuple(map(os.fsencode, endings))
+    ends_of_stores = tuple(map(os.fsencode, stores))
+    found_stores = set[bytes]()
     for path in paths:
-        name = _name_below(root, path)
-        if not shows_hidden and is_hidden(name):
+        # a key is opaque: only the first of several slashes is a separator
+        name = os.fsencode(path[len(root) :].removeprefix("/"))
+        first = name.partition(b"/")[0]
+        if first.lower().endswith(ends_of_stores) and not is_hidden(first):
+            found_stores.add(first)
+        elif not shows_hidden and is_hidden(name):
             continue
-        if plain_bytes(name).endswith(ends):
+        elif plain_bytes(name).endswith(ends):
             found.names.append(name)
         elif len(found.others) < MOST:
             found.others.append(name)
     found.folders = {name.partition(b"/")[0] for name in found.names if b"/" in name}
+    found.names += found_stores
     return found
 
 
