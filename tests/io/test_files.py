@@ -28,6 +28,7 @@ from headrace.io.local_files import LocalFiles
 from headrace.io.ranges import WHOLE, ByteRanges
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles, with_index
+from tests.io.remote import reading
 from tests.servers.ranges import RangeServer
 
 SIZE = 1_000_000
@@ -49,15 +50,6 @@ def files_of(server: RangeServer, tmp_path: Path) -> Iterator[Any]:
         files.close()
 
 
-def some(server: RangeServer) -> list[Span]:
-    draws = random.Random(0)
-    starts = [draws.randrange(SIZE - 3000) for _ in range(30)]
-    return [
-        (f"{server.url}/{draws.choice(list(CONTENT))}", start, start + draws.choice([0, 1, 2999]))
-        for start in starts
-    ]
-
-
 def right(span: Span) -> bytes:
     path, start, stop = span
     return CONTENT[path.rpartition("/")[2]][start:stop]
@@ -77,7 +69,8 @@ class TestPrefetched:
     def test_bytes_are_those_of_the_file(
         self, server: RangeServer, files_of: Any, disk: str | None
     ) -> None:
-        files, spans = files_of(disk_cache_size=disk), some(server)
+        files, urls = files_of(disk_cache_size=disk), [f"{server.url}/{name}" for name in CONTENT]
+        spans = [one[:3] for one in reading.some(urls, SIZE, count=30)]
         files.hold_prefetched(SIZE)
         files.prefetch([ByteRanges.of(spans[:10]), ByteRanges.of(spans[10:20])])
         for number in range(0, 30, 3):
