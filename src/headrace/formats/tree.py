@@ -40,8 +40,13 @@ class StoredArray(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     path: str
-    begin: int
-    reader: ArrayReader | LibraryRows | None
+    begin: int = -1
+    reader: ArrayReader | LibraryRows | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 class Tree(ABC):
@@ -140,7 +145,7 @@ class Tree(ABC):
         if self.kind(name) != "array":
             return None
         reader = self.reader(name)
-        return StoredArray(tuple(reader.shape), reader.dtype, self.path, -1, reader)
+        return StoredArray(tuple(reader.shape), reader.dtype, self.path, reader=reader)
 
     def numbers(self, name: str) -> ArrayReader:
         """Reads an array of numbers.

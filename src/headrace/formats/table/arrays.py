@@ -4,10 +4,9 @@ straight into their batch.
 
 from __future__ import annotations
 
-import math
 import zipfile
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +18,7 @@ from headrace.formats.arrays.reader import ArrayReader, OpenArrays
 from headrace.formats.arrays.rows import ArraysSource
 from headrace.formats.resolve.file_set import FileSet
 from headrace.formats.table.files import NPY_MAGIC
+from headrace.formats.tree import StoredArray
 from headrace.formats.zips import members_of
 from headrace.io.files import Files, HeldBytes
 from headrace.io.local_files import LocalFiles
@@ -29,29 +29,11 @@ _HEAD = 16 << 10  # bytes that are read of an array for its header
 _LONGEST = 1 << 20  # bytes of a header
 
 
-class StoredArray(NamedTuple):
-    """Where an array lies.
-
-    Attributes:
-        begin: its first byte.
-        shape, dtype: of it, rows included.
-    """
-
-    begin: int
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all elements."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
 class NumpySource(ArraysSource):
     """The rows of an array of a .npy file, or of arrays of a .npz file.
 
     Args:
-        path, shown: of the file, and as messages name it.
+        shown: the path of the file, as messages name it.
         opened: what is open, shared with other sources.
         arrays: those of the file, by name.
         names: of those that are read; a str: records are rows of that one, else dicts.
@@ -62,16 +44,14 @@ class NumpySource(ArraysSource):
 
     def __init__(
         self,
-        path: str,
         shown: str,
         opened: OpenArrays[Any],
         arrays: dict[str, StoredArray],
         names: str | tuple[str, ...],
     ) -> None:
-        self._file = path
         self._arrays = arrays
         some = (names,) if isinstance(names, str) else names
-        fields = {name: _reader(path, name, opened, arrays[name]) for name in some}
+        fields = {name: _reader(name, opened, arrays[name]) for name in some}
         super().__init__(shown, opened, names, fields, [None] * len(fields))
 
     def column(self, name: str) -> npt.NDArray[Any]:
@@ -82,10 +62,11 @@ class NumpySource(ArraysSource):
                 f"{self.path}: {name!r} has {array.shape[0]:,} rows, not one for each of "
                 f"{len(self):,} samples"
             )
-        return _reader(self._file, name, self._opened, array).whole(self.run)
+        return _reader(name, self._opened, array).whole(self.run)
 
 
-def _reader(path: str, name: str, opened: OpenArrays[Any], array: StoredArray) -> ArrayReader:
+def _reader(name: str, opened: OpenArrays[Any], array: StoredArray) -> ArrayReader:
+    path = array.path
     grid = Grid(array.shape, (max(1, array.shape[0]), *array.shape[1:]))
     index = ChunkTable(path, opened.files, np.array([[array.begin], [array.nbytes], [0]]))
     chunks = DirectChunks(grid, array.dtype, index, Pipeline(), opened.files, path=path, name=name)
@@ -138,7 +119,7 @@ def open_arrays(
             if isinstance(array, FormatError):
                 raise array
             found[name] = array
-        sources.append(NumpySource(path, shown, opened, found, names))
+        sources.append(NumpySource(shown, opened, found, names))
     return sources
 
 
@@ -170,7 +151,7 @@ def arrays_of(path: str, files: Files) -> dict[str, StoredArray | FormatError]:
     magic = bytes(file.read(4))
     if magic == NPY_MAGIC[:4]:
         file.seek(0)
-        return {"": _array_in(file, size, shown)}
+        return {"": _array_in(path, file, size, shown)}
     if magic not in (b"PK\x03\x04", b"PK\x05\x06"):
         raise FormatError(
             f"{shown} is neither a .npy nor an .npz file: it may be damaged, or a server's error "
@@ -198,13 +179,13 @@ def arrays_of(path: str, files: Files) -> dict[str, StoredArray | FormatError]:
                 f"{where} would end at byte {end:,}, and the file has {size:,}: it is cut short"
             )
         try:
-            arrays[name] = _array_in(file, end, where)
+            arrays[name] = _array_in(path, file, end, where)
         except FormatError as error:  # of no matter where it is not chosen
             arrays[name] = error
     return arrays
 
 
-def _array_in(file: HeldBytes, end: int, where: str) -> StoredArray:
+def _array_in(path: str, file: HeldBytes, end: int, where: str) -> StoredArray:
     """The array whose header begins where a file stands, and whose bytes end at a byte."""
     begin = file.tell()
     try:
@@ -239,7 +220,7 @@ def _array_in(file: HeldBytes, end: int, where: str) -> StoredArray:
             f"{where} lies column by column (Fortran order), with no row in one piece: save "
             "numpy.ascontiguousarray(array)"
         )
-    array = StoredArray(file.tell(), shape, dtype)
+    array = StoredArray(shape, dtype, path, file.tell())
     if array.begin + array.nbytes > end:
         raise FormatError(
             f"{where} is cut short: {dtype} {list(shape)} takes {array.nbytes:,} bytes, and there "
