@@ -482,24 +482,6 @@ class BoxDecoder(JointDecoder):
         return made
 
 
-class Opened(NamedTuple):
-    """Opened images.
-
-    Attributes:
-        source: reads their records.
-        labels: their targets and classes.
-        decoder: decodes them.
-        color: "RGB" or "L", if records are pixels. None: they are encoded.
-        size: (height, width) of these pixels.
-    """
-
-    source: Any
-    labels: Labels = Labels(None, [])
-    decoder: type[ImageDecoder] = ImageDecoder
-    color: str | None = None
-    size: tuple[int, int] | None = None
-
-
 def _areas(boxes: npt.NDArray[Any]) -> Any:
     return np.prod(boxes[:, 2:].astype(np.float64) - boxes[:, :2], axis=1)
 
@@ -537,3 +519,21 @@ def place_boxes(
     if flip:
         moved[:, [0, 2]] = columns - moved[:, [2, 0]]
     return moved[kept].astype(np.float32), kept
+
+
+class Opened(NamedTuple):
+    """Opened images.
+
+    Attributes:
+        source: reads their records.
+        labels: their targets and classes.
+        decoder: decodes them.
+        color: "RGB" or "L", if records are pixels. None: they are encoded.
+        size: (height, width) of these pixels.
+    """
+
+    source: Any
+    labels: Labels = Labels(None, [])
+    decoder: type[ImageDecoder] = ImageDecoder
+    color: str | None = None
+    size: tuple[int, int] | None = None

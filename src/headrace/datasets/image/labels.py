@@ -107,12 +107,11 @@ def checked_targets(targets: Any, data_path: DataPath = "") -> Any:
     Raises:
         ConfigError: it is something else.
     """
-    is_class = isinstance(targets, type)
-    if hasattr(targets, "columns") and not is_class:
-        return from_frame(targets)
-    is_named = isinstance(targets, (str, os.PathLike, Mapping)) or callable(targets)
-    if targets is None or (is_named and not is_class):
-        return targets
+    if not isinstance(targets, type):
+        if hasattr(targets, "columns"):
+            return from_frame(targets)
+        if targets is None or callable(targets) or isinstance(targets, (str, os.PathLike, Mapping)):
+            return targets
     if hasattr(targets, "to_dict") and all(
         isinstance(key, str) for key in getattr(targets, "index", [None])
     ):
