@@ -244,7 +244,16 @@ def data_options(given: argparse.Namespace) -> dict[str, Any]:
     if given.targets in ("none", "None"):
         options["targets"] = None
     if given.tokenizer is not None:
-        options["tokenizer"] = _tokenizer(given.tokenizer)
+        try:
+            from tokenizers import Tokenizer
+        except ImportError:
+            raise ConfigError(
+                "--tokenizer: the package is missing: pip install tokenizers"
+            ) from None
+        try:
+            options["tokenizer"] = Tokenizer.from_file(given.tokenizer)
+        except Exception as error:  # of the package's own kind, which is Exception itself
+            raise ConfigError(f"--tokenizer {given.tokenizer}: {error}") from None
     return options
 
 
@@ -270,14 +279,3 @@ def open_data(
         if kind is None:
             return TextDataset(path, **options)
     return (opens or open_dataset)(path, **options)
-
-
-def _tokenizer(path: str) -> Any:
-    try:
-        from tokenizers import Tokenizer
-
-        return Tokenizer.from_file(path)
-    except ImportError:
-        raise ConfigError("--tokenizer: the package is missing: pip install tokenizers") from None
-    except Exception as error:  # of the package's own kind, which is Exception itself
-        raise ConfigError(f"--tokenizer {path}: {error}") from None

@@ -132,7 +132,13 @@ def env_verb(given: argparse.Namespace, output: Output) -> int:
             properties = torch.cuda.get_device_properties(device)
             memory = properties.total_memory
             facts["gpus"].append({properties.name: memory, "CUDA": torch.version.cuda})
-    output.show(facts, _fact_lines(facts, output))
+    lines = []
+    for name, value in facts.items():
+        head = name
+        for part in textwrap.wrap(_text(value), max(26, output.columns - 14)):
+            lines.append(f"{output.paint(f'{head:<13}', 'dim')} {visible(part)}")
+            head = ""
+    output.show(facts, lines)
     return 0
 
 
@@ -174,14 +180,6 @@ def _facts() -> dict[str, Any]:
     if os.path.isdir("/dev/shm"):
         facts["/dev/shm"] = {"free": shutil.disk_usage("/dev/shm").free}
     return facts
-
-
-def _fact_lines(facts: dict[str, Any], output: Output) -> Iterator[str]:
-    """A line for each fact, or several."""
-    for name, value in facts.items():
-        for part in textwrap.wrap(_text(value), max(26, output.columns - 14)):
-            yield f"{output.paint(f'{name:<13}', 'dim')} {visible(part)}"
-            name = ""
 
 
 def _text(value: Any) -> str:
