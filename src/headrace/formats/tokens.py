@@ -1,12 +1,11 @@
-"""Documents, windows and blocks of one long array of tokens, read at random.
+"""Reads documents, windows and blocks out of one long array of tokens, with random access.
 
-A document is a stretch of it, a window a part of a document, a block the next so many tokens
-whatever documents they are of. All are found by arithmetic, and read where they lie: in memory, or
-by ranges of a file.
+A document is a range of the array, a window a part of a document, and a block the next so many
+tokens of any documents. All are found by arithmetic, and read from memory or by ranges of a file.
 
-Of files that `headrace.pack` wrote, the flat array of tokens is read by ranges. Where each document
-begins is in memory that workers share. What else a remote file holds is read when it is opened, by
-h5py, and is its index: a later start finds that in `cache_dir`.
+Packed files hold the tokens in one flat array, which is read by ranges. The edges of the documents
+are in memory that workers share. Everything else in a remote file is read by h5py when the file is
+opened; these bytes are its index, which later runs find in `cache_dir`.
 """
 
 from __future__ import annotations
@@ -38,25 +37,25 @@ from headrace.sorting import distinct
 
 KIND = "text"
 STORE = "tokens"
-"""What a packed file of tokens says of itself."""
+"""The kind and store of packed files of tokens."""
 
 
 class PackedTokens:
-    """Tokens of packed files, local or of one server, each file's behind those of the file before
-    it. Windows are parts of documents, and so of one file; blocks go on from file to file.
+    """The concatenated tokens of packed files, which are local or on one server. A window lies in
+    one file, as its document does; a block may cross files.
 
     It has the properties and methods of `FileArrays` that tokens need.
 
     Args:
         paths: of the files, one at least; or their URLs.
-        opened: what is open of them.
+        opened: the open files.
 
     Attributes:
-        files: what they are read from.
-        path: of the first file, for messages, and how many more there are.
-        count: of all tokens.
-        dtype: of the ids.
-        info: what the files say of themselves, as if they were one.
+        files: reads the files.
+        path: path of the first file, and the number of further files, for messages.
+        count: number of tokens.
+        dtype: dtype of the ids.
+        info: metadata of all files as if they were one.
         targets: one for each document, or None.
         names: of the documents, or None.
 

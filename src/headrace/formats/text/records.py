@@ -109,9 +109,7 @@ def delimiters_of(delimiter: str | None) -> Mapping[str, str]:
 
 
 def another_delimiter(line: str, delimiter: str) -> str:
-    """A part of a message where another character than `delimiter` seems to stand between the
-    fields of a line; else "".
-    """
+    """A hint for a message if the fields of a line seem to have another delimiter; else ""."""
     if delimiter in line:
         return ""
     likely = max(",;|\t", key=line.count)
@@ -236,11 +234,11 @@ def json_record(text: str, has_more: bool) -> Any:
 
 
 def text_of(record: Any, field: str | Callable[[Any], Any]) -> str:
-    """The text of a record: of a field, or what a callable makes of the record. A record that is a
-    text is its own if no field is named.
+    """The text of a record, from a field or by a callable. A record that is itself a text needs no
+    field.
 
     Raises:
-        FormatError: there is none.
+        FormatError: there is no text.
     """
     if isinstance(record, str) and field == TEXT_FIELD:
         return record

@@ -65,7 +65,7 @@ _TOGETHER = 1 << 16  # lines that are looked up together
 
 
 class TextFilesSource(FilesSource):
-    """Whole files, of which none is read that is too large for the budget.
+    """Whole files. Those that are too large for the budget are not read.
 
     Args:
         data_path: which.
@@ -87,11 +87,10 @@ class TextFilesSource(FilesSource):
 
     @contextlib.contextmanager
     def of_one_version(self) -> Iterator[list[list[Any]] | None]:
-        """Inside, remote files are read in the version that they have now.
+        """Context in which remote files are read in their current version.
 
         Yields:
-            What tells the files from others, and from what they were before; None: the server does
-            not say.
+            The identities of the files in this version. None: the server gives no versions.
 
         Raises:
             RemoteError, DataNotFoundError, AccessError: see `RemoteFiles.learn`.
@@ -150,12 +149,11 @@ class TextFilesSource(FilesSource):
 
 
 class LinesSource(RecordsSource):
-    """Lines, or records of more than one line, as bytes without their end. Remote ones are those of
-    a copy on this machine: the same lines, blocks and fingerprint. Lines between records that hold
-    nothing are part of the record before them.
+    """Lines or records of texts, as bytes without their line end. Remote texts have the lines,
+    blocks and fingerprint of a local copy. Blank lines between records belong to the record before.
 
-    What can't be read at random, since it is compressed or its bytes don't show where its lines
-    end, is read through a plain copy; if one of several remote texts is, all of them are.
+    Compressed texts, and those whose bytes don't show where their lines end, are read through a
+    plain copy. If one of several remote texts is, all of them are.
 
     Args:
         data_path: which.
@@ -363,10 +361,10 @@ class LinesSource(RecordsSource):
 
     @contextlib.contextmanager
     def in_order(self) -> Iterator[Callable[[range], None]]:
-        """Inside, lines are read from the first to the last, and blocks are fetched ahead.
+        """Context in which all lines are read in order, and blocks are prefetched.
 
         Yields:
-            What is to be called before some are read, with their numbers.
+            A function to call, with the numbers of lines, before these are read.
         """
         edges = [0, *np.cumsum(self.blocks_of(block_length(self.cut_nbytes))).tolist()]
         coming = deque(itertools.pairwise(edges))
@@ -390,10 +388,10 @@ class LinesSource(RecordsSource):
         return self._unit == "record"
 
     def row(self, index: int, record: bytes) -> Any:
-        """What a line says: its text; what a record says: the JSON, or a dict of the fields.
+        """The text of a line; the JSON of a record, or a dict of its fields.
 
         Raises:
-            FormatError: it is no text of the encoding, or no such record.
+            FormatError: the bytes are not a text in the encoding, or not such a record.
         """
         try:
             text = record.decode(*self.codec)
