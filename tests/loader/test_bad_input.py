@@ -293,7 +293,7 @@ def test_what_is_no_dataset_is_refused() -> None:
         (DataLoader([1]), "loader"),
         ([SquareDataset(), SquareDataset()], "ConcatDataset.*MultiDataLoader"),
         ((SquareDataset(), "photos"), "ConcatDataset"),
-        (Frame(), "of a table its rows"),
+        (Frame(), "for a table, its rows"),
     ):
         for door in DOORS:
             with pytest.raises(ConfigError, match=rf"^(dataset|train) must .*{message}"):

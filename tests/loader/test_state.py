@@ -76,13 +76,6 @@ def test_a_state_comes_back_from_every_kind_of_file(loader_of: Any) -> None:
         assert same(list(loader), expected[2:])
 
 
-def test_workers_prefetch_and_the_state_does_not_count_it(loader_of: Any) -> None:
-    loader = loader_of(num_workers=2, prefetch_factor=4)
-    assert state_after(loader, 1)["batches"] == 1
-    loader.set_epoch(0)
-    assert same(list(loader), list(loader_of()))
-
-
 # -- who is refused
 
 

@@ -212,7 +212,7 @@ class DataLoaderConfig:
         elif self.memory_format is not None:
             raise ConfigError(
                 f"memory_format={self.memory_format} has an effect only with device=, to which "
-                "batches are copied: pass device=, or write images.to(memory_format=...)"
+                "batches are copied: pass device=, or call images.to(memory_format=...)"
             )
         orders = self.orders
         # lengths are a shuffle already; the others exclude one
@@ -300,11 +300,11 @@ def check_options(
     arguments of the function). `door` is the called function.
     """
     if config is not None and not isinstance(config, DataLoaderConfig):
-        write = "options as keywords (batch_size=64), or config=DataLoaderConfig(...)"
+        instead = "options as keywords (batch_size=64), or config=DataLoaderConfig(...)"
         if isinstance(config, int) and not isinstance(config, bool):
-            write = f"batch_size={config}"
+            instead = f"batch_size={config}"
         raise ConfigError(
-            f"{door}: config must be a DataLoaderConfig, not {described(config)}: write {write}"
+            f"{door}: config must be a DataLoaderConfig, not {described(config)}: pass {instead}"
         )
     known = FIELDS.union(also)
     if not known.issuperset(options):
@@ -352,12 +352,12 @@ def check_dataset(name: str, dataset: Any, has_sampler: bool = False) -> None:
     if is_indexed and not is_wrong and not are_several:
         return
     instead = (
-        "pass a dataset with __getitem__ and __len__ (no class, no loader, of a table its rows), "
-        "or an IterableDataset"
+        "pass a dataset with __getitem__ and __len__ (not a class or a loader; for a table, its "
+        "rows), or an IterableDataset"
     )
     if are_several:
         instead = (
-            "pass one of those in it, torch.utils.data.ConcatDataset([...]) for epochs of all "
+            "pass one of its datasets, torch.utils.data.ConcatDataset([...]) for epochs of all "
             "their samples, or MultiDataLoader({'a': ..., 'b': ...}) for batches of each"
         )
     raise ConfigError(f"{name} must be a dataset or a path, not {described(dataset)}: {instead}")
@@ -376,7 +376,7 @@ def check_device(device: Any) -> None:
     module = getattr(torch, kind, None)
     if kind in ("cuda", "mps", "xpu") and not (module is not None and module.is_available()):
         raise ConfigError(
-            f"device={str(device)!r}, and torch sees no {kind.upper()} device here: install a "
-            f"torch with support for it, look at the driver, or write device={kind!r} if "
+            f"device={str(device)!r}, but torch sees no {kind.upper()} device here: install a "
+            f"torch with support for it, check the driver, or pass device={kind!r} if "
             f"torch.{kind}.is_available() else 'cpu'"
         )

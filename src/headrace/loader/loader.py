@@ -115,12 +115,8 @@ class Loader(DataLoader[B]):
                 held = inner.value_source.find(Held)
                 if held is not None:
                     held.expect_skew()
-        workers_need = {
-            "dataset": dataset,
-            "collate_fn": collate,
-            "worker_init_fn": config.worker_init_fn,
-        }
-        check_picklable(config.multiprocessing_context, workers_need)
+        functions = {"collate_fn": collate, "worker_init_fn": config.worker_init_fn}
+        check_picklable(config.multiprocessing_context, {"dataset": dataset, **functions})
         self._plan = make_plan(config, dataset)
         self._is_ordered = isinstance(self._plan, RankBatches)  # by headrace's own order
         self._planned = length_of(dataset)  # samples that the plan knows
@@ -426,8 +422,8 @@ class Loader(DataLoader[B]):
             states = self._states.loaded(state.get("dataset"), strict)
         elif state.get("dataset") is not None:
             raise StateError(
-                f"load_state_dict: the state holds one of {type(self.dataset).__name__}, which has "
-                "no load_state_dict now: build the dataset as it was"
+                f"load_state_dict: the state includes that of {type(self.dataset).__name__}, which "
+                "has no load_state_dict now: build the dataset as it was"
             )
         if isinstance(plan, SamplerPlan):
             plan.load_state(*at, state.get("sampler_state"))

@@ -200,8 +200,8 @@ def _split(dataset: Any, fraction: float, seed: int) -> tuple[Any, Any]:
     is_own = isinstance(dataset, BaseDataset)
     if n is None or (isinstance(dataset, IterableDataset) and not is_own):
         raise ConfigError(
-            f"val_split needs random access and a length, which {type(dataset).__name__} has not: "
-            "pass val= instead"
+            f"val_split needs random access and a length, which {type(dataset).__name__} doesn't "
+            "have: pass val= instead"
         )
     val, train = split_parts(n, [fraction, 1 - fraction], seed)
     if is_own:

@@ -184,7 +184,7 @@ class SamplerPlan:
     def _check_loads(self, part: Any) -> None:
         if not is_stateful(part):
             raise StateError(
-                f"load_state_dict: the state holds one of a {self._kind}, and "
+                f"load_state_dict: the state includes that of a {self._kind}, but "
                 f"{type(part).__name__} has no load_state_dict: build the loader as it was"
             )
 
@@ -310,7 +310,7 @@ def _order(config: DataLoaderConfig, dataset: Any, n: int, global_batch: int) ->
 
 def _check_count(what: str, count: int, n: int) -> None:
     if count != n:
-        raise ConfigError(f"{what} holds {count:,} entries for {n:,} samples: pass one for each")
+        raise ConfigError(f"{what} holds {count:,} entries for {n:,} samples: pass one per sample")
 
 
 def _targets_of(dataset: Any) -> Any:

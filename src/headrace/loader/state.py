@@ -177,8 +177,8 @@ def load_state(part: Any, state: Any, dataset: Any) -> None:
     if not is_stateful(part):
         what = "" if part is dataset else "the iterator of "
         raise StateError(
-            f"load_state_dict: the state holds one of {what}{type(dataset).__name__}, which has no "
-            "load_state_dict now: build the dataset as it was"
+            f"load_state_dict: the state includes that of {what}{type(dataset).__name__}, which "
+            "has no load_state_dict now: build the dataset as it was"
         )
     part.load_state_dict(state)
 
@@ -310,14 +310,14 @@ class States:
             return other
         if not _is_right(state):
             raise StateError(
-                "load_state_dict: the state is damaged: what it says of the dataset is not what a "
-                "loader saved"
+                "load_state_dict: the state is damaged: its entry 'dataset' is not what "
+                "state_dict() returned"
             )
         differing = differences(state, self._job)
         if differing:
             text = (
-                "load_state_dict: the state holds states of the dataset, one a worker and rank, "
-                f"and {differing}"
+                "load_state_dict: the state includes those of the dataset, one per worker and "
+                f"rank, and {differing}"
             )
             if strict:
                 raise StateError(

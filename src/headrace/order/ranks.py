@@ -475,8 +475,8 @@ class OrderSampler(torch.utils.data.DistributedSampler[int]):
             step = batches.steps  # the last batch may have another number here
         if batches.samples_before(step) != samples:
             raise StateError(
-                f"the state was saved after {samples} samples, where with {self.num_replicas} "
-                "ranks no batch ends (with pad=False the last two depend on the world size): load "
+                f"the state was saved after {samples} samples, but with {self.num_replicas} ranks "
+                "no batch ends there (with pad=False the last two depend on the world size): load "
                 "it with the world size that saved it"
             )
         self.epoch = epoch
