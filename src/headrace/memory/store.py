@@ -53,6 +53,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
+from headrace.casting import as_array
 from headrace.dtypes import BFLOAT16, AnyArray, ArraySpec, IntArray
 from headrace.errors import AccessError, ConfigError, WriteError
 from headrace.memory.anonymous import AnonymousMemory, up
@@ -72,6 +73,7 @@ _ALIGNED = 16  # pieces of an entry, as the memory that it is copied to
 # bytes that are written before pages are given back again, while the store is reduced
 _GRAIN = 4 << 20
 _SPARED = 32  # samples that one write may spare at most, so that its time is bounded
+_SMALL = 64 << 10  # bytes of rows that NumPy copies twice before torch's calls copy them once
 _WIDE = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
@@ -627,9 +629,12 @@ class Rows:
         return sample
 
     def copy_to(self, out: torch.Tensor) -> None:
-        """Copies all of them into a contiguous [samples, ...] tensor of their dtype by one call,
-        in torch's own threads.
+        """Copies all of them into a contiguous [samples, ...] tensor of their dtype; large ones in
+        torch's own threads.
         """
+        if out.nbytes <= _SMALL:
+            as_array(out)[...] = self._rows[self._numbers]
+            return
         table = self._store._wide_rows
         flat = out.view(len(self), -1)
         if out.dtype != table.dtype:
