@@ -92,48 +92,38 @@ def open_dataset(data_path: DataPath, **options: Any) -> BaseDataset:
     """
     check_names("open_dataset", options, KNOWN_KEYWORDS, OF_LOADERS)
     where: DataPath | FileSet = data_path
+    files: FileSet | None = None
     cls: type[BaseDataset] = TextDataset
     if options.get("column") is None:
         remote, _ = RemoteOptions.split(options)
-        kind, where = detect(data_path, remote)
+        kind, files = detect(data_path, remote)
+        where = files
         cls = _BY_NAME.get(kind.dataset, ColumnsDataset)
-        if kind in (HDF5, ZARR):
-            cls = _class_of_arrays(where, kind, remote, options)
-        elif kind == TFRECORD and _are_episodes(where, remote, options):
-            cls = EpisodeDataset
     elif options.keys() & _OF_IMAGES:
         cls = ImageDataset
-    opens: Any = cls
     try:
+        if files is not None and kind in (HDF5, ZARR):
+            cls = _class_of_arrays(files, kind, remote, options)
+        elif files is not None and kind == TFRECORD:
+            reader = files.server or LocalFiles(remote.cache_dir)
+            if _OF_EPISODES & options.keys() or (
+                _KEYWORDS[EpisodeDataset].issuperset(options)
+                and features_beside(files, reader) is not None
+            ):
+                cls = EpisodeDataset
         if not _KEYWORDS[cls].issuperset(options):
             _refuse_options(data_path, cls, options)
+        opens: Any = cls
         dataset: BaseDataset = opens(where, **options)
     except BaseException:
-        if isinstance(where, FileSet) and where.server is not None:
-            where.server.close()
+        if files is not None and files.server is not None:
+            files.server.close()
         raise
     return dataset
 
 
-def _are_episodes(
-    where: DataPath | FileSet, remote: RemoteOptions, options: dict[str, Any]
-) -> bool:
-    """True if TFRecord files hold episodes of RLDS, and no option asks for their records."""
-    if _OF_EPISODES & options.keys() or not isinstance(where, FileSet):
-        return True
-    if not _KEYWORDS[EpisodeDataset].issuperset(options):
-        return False
-    try:
-        files = where.server or LocalFiles(remote.cache_dir)
-        return features_beside(where, files) is not None
-    except BaseException:
-        if where.server is not None:
-            where.server.close()
-        raise
-
-
 def _class_of_arrays(
-    where: DataPath | FileSet, kind: Format, remote: RemoteOptions, options: dict[str, Any]
+    where: FileSet, kind: Format, remote: RemoteOptions, options: dict[str, Any]
 ) -> type[BaseDataset]:
     """The class that opens HDF5 files or Zarr stores. For a sparse matrix, sets the group in
     `options`.
