@@ -62,6 +62,9 @@ def layout_of(metadata: dict[str, Any]) -> Layout:
         UnknownLayout: there is something in them that is not known here, or to zarr-python.
     """
     try:
+        if "chunk_grid" in metadata:
+            grid = metadata["chunk_grid"]["name"]
+            _check(grid == "regular", f"chunk grid {grid!r}")
         layout = _layout(zarr.Array.from_dict(StorePath(MemoryStore()), metadata))
     except UnknownLayout:
         raise
