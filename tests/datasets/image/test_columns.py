@@ -118,7 +118,7 @@ def check_modes(path: Any, workers: Sequence[int], **options: Any) -> None:
     """Epochs are the same in all modes, by so many workers, and have all targets."""
     epochs = []
     for mode in MODES:
-        with ImageDataset(path, loading_mode=mode, progress=False, **options) as dataset:  # type: ignore[arg-type]
+        with ImageDataset(path, loading_mode=mode, progress=False, **options) as dataset:
             for number in workers:
                 epochs.append(by_image(loader_of(dataset, num_workers=number)))
     assert all(same(epoch, epochs[0]) for epoch in epochs[1:])
