@@ -50,20 +50,17 @@ class AnonymousMemory:
     Thread-safe; fork-safe: a child maps the same pages.
     """
 
+    nbytes: int
+    _map: mmap.mmap | None = None
+
     def __init__(self, nbytes: int, label: str = "memory") -> None:
         if hasattr(os, "memfd_create"):
-            fd = os.memfd_create(f"headrace-{label}", os.MFD_CLOEXEC)
+            self.fd = os.memfd_create(f"headrace-{label}", os.MFD_CLOEXEC)
         else:
-            fd, path = tempfile.mkstemp(prefix=f"headrace-{label}-")
+            self.fd, path = tempfile.mkstemp(prefix=f"headrace-{label}-")
             os.unlink(path)
-        self._adopt(fd)
-        weakref.finalize(self, _close, fd).atexit = False
+        weakref.finalize(self, _close, self.fd).atexit = False
         self.grow(max(1, int(nbytes)))
-
-    def _adopt(self, fd: int) -> None:
-        self.fd = fd
-        self.nbytes: int = os.fstat(fd).st_size
-        self._map: mmap.mmap | None = None
 
     def grow(self, nbytes: int) -> None:
         """Enlarges the memory; existing mappings stay as they are."""
@@ -112,7 +109,8 @@ class AnonymousMemory:
 
 def _attach(cls: type[AnonymousMemory], duplicate: Any) -> AnonymousMemory:
     memory = cls.__new__(cls)
-    memory._adopt(duplicate.detach())
+    memory.fd = duplicate.detach()
+    memory.nbytes = os.fstat(memory.fd).st_size
     weakref.finalize(memory, _close, memory.fd).atexit = False
     return memory
 

@@ -773,7 +773,8 @@ class SharedFile(AnonymousMemory):
         except BaseException:
             os.close(fd)
             raise
-        self._adopt(fd)
+        self.fd = fd
+        self.nbytes = os.fstat(fd).st_size
         weakref.finalize(self, _leave, fd, path, os.getpid())
 
     def allocate(self, offset: int, nbytes: int) -> None:
