@@ -262,8 +262,10 @@ class FileSet(Sequence[str]):
         number = 0
         if self.root_of is not None:
             number = int(self.root_of.array[index])
-        prefix = os.fsencode(os.path.join(self.roots[number], ""))
-        path: bytes = prefix + self.names[index] + os.fsencode(self.tails[number])
+        root = self.roots[number]
+        if root not in ("", "/"):
+            root += "/"  # even after a slash: of the keys of a bucket each counts
+        path: bytes = os.fsencode(root) + self.names[index] + os.fsencode(self.tails[number])
         return path
 
     def url(self, index: int) -> str:
