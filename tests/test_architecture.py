@@ -31,8 +31,10 @@ def test_examples_run(title: str, tmp_path: Path) -> None:
         given.clear()  # fsspec keeps the class, and with it what its functions see
 
 
-def test_it_names_files_that_exist() -> None:
+def test_it_names_files_and_methods_that_exist() -> None:
     package = PAGE.parent.parent / "src" / "headrace"
-    for name in re.findall(r"`((?:\w+/)+\w+\.py)`", TEXT):
-        roots = (package, PAGE.parent.parent, PAGE.parent.parent / "tests")
+    roots = (package, PAGE.parent.parent, PAGE.parent.parent / "tests")
+    for name in re.findall(r"\b((?:\w+/)+\w+\.py)\b", TEXT):
         assert any((root / name).exists() for root in roots), name
+    for name, method in re.findall(r"(\w+/\w+\.py) +\w+\.(\w+)", TEXT):
+        assert f"def {method}(" in (package / name).read_text(), (name, method)

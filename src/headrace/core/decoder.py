@@ -191,7 +191,9 @@ _SHARED = (
 
 
 class Overriding(Decoder):
-    """The decoder of a dataset whose class overrides some steps.
+    """The decoder of a dataset whose class overrides some steps. Steps that are neither overridden
+    nor in `_SHARED` are the defaults of `Decoder`: fast ways of the format, which would pass by the
+    overridden ones.
 
     Args:
         dataset: the dataset, or a view of it.

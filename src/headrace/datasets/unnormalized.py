@@ -118,4 +118,4 @@ def _numbers_of(batch: Any, tensors: list[torch.Tensor]) -> tuple[int, ...]:
 
     map_tensors(batch, look)
     wanted = set(map(id, tensors))
-    return tuple(number for number, tensor in enumerate(every) if tensor in wanted)
+    return tuple(number for number, identity in enumerate(every) if identity in wanted)
