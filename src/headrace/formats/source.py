@@ -26,6 +26,7 @@ from headrace.dtypes import AnyArray, ArraySpec, IntArray
 from headrace.errors import FormatError
 from headrace.io.files import Files
 from headrace.io.handles import HINTS
+from headrace.io.local_files import bytes_of
 from headrace.io.ranges import ByteRanges
 
 Rows = Sequence[AnyArray] | AnyArray
@@ -440,6 +441,13 @@ class ArraySource(RowSource, Locatable):
     part: PackPart | None = None
     """None: it is none of several."""
 
+    def row_ranges(self, indices: IntArray) -> ByteRanges | None:
+        """Where each record lies, if all are stored as `read_into` writes them; else None."""
+        return None
+
+    def check(self, indices: Sequence[int], records: Rows | Sequence[Any]) -> None:
+        """Raises a FormatError if a record has a wrong checksum."""
+
 
 # -- several sources as one
 
@@ -479,20 +487,20 @@ class ConcatSource(ArraySource, Generic[S]):
                 parts.append((self.sources[number], inner, places.tolist()))
         return parts
 
-    def _prefetched(self, indices: Sequence[int]) -> list[tuple[S, IntArray, list[int]]]:
-        """The parts of several sources, which are read next: a server is asked for all together,
-        and not file by file; of local files a slow disk is told.
+    def _prefetch(self, parts: Sequence[tuple[S, IntArray, list[int]]]) -> None:
+        """Announces the parts of several sources, which are read next: to a server all together,
+        and not file by file; to a slow disk those of local files.
         """
-        parts = self._parts(indices)
         if len(parts) > 1 and (self.is_remote or HINTS.are_wanted):
             with contextlib.suppress(OSError):  # raised again where they are read
                 each = [source.missing_ranges(inner) for source, inner, _ in parts]
                 self.files.prefetch(list(itertools.chain.from_iterable(each)), True)
-        return parts
 
     def read(self, indices: Sequence[int]) -> list[Any]:
         records: list[Any] = [None] * len(indices)
-        for source, inner, places in self._prefetched(indices):
+        parts = self._parts(indices)
+        self._prefetch(parts)
+        for source, inner, places in parts:
             for place, record in zip(places, source.read(inner.tolist()), strict=True):
                 records[place] = record
         return records
@@ -505,8 +513,27 @@ class ConcatSource(ArraySource, Generic[S]):
         return records
 
     def read_into(self, indices: Sequence[int], rows: Rows) -> None:
-        for source, inner, places in self._prefetched(indices):
+        parts = self._parts(indices)
+        if self.is_remote and self._read_together(parts, rows):
+            return
+        self._prefetch(parts)
+        for source, inner, places in parts:
             source.read_into(inner.tolist(), [row_at(rows, place) for place in places])
+
+    def _read_together(self, parts: Sequence[tuple[S, IntArray, list[int]]], rows: Rows) -> bool:
+        """Reads the rows of all sources by one call, if they are stored as they are; else False."""
+        found = []
+        for source, inner, _ in parts:
+            ranges = source.row_ranges(inner)
+            if ranges is None:
+                return False
+            found.append(ranges)
+        outs = [[row_at(rows, place) for place in places] for _, _, places in parts]
+        buffers = [bytes_of(out) for of_source in outs for out in of_source]
+        self.files.read_into(ByteRanges.joined(found), buffers)
+        for (source, inner, _), of_source in zip(parts, outs, strict=True):
+            source.check(inner.tolist(), of_source)
+        return True
 
     @functools.cached_property
     def is_remote(self) -> bool:

@@ -159,6 +159,29 @@ def test_a_bad_file_among_others_leaves_nothing_running(
     assert not [name for name in names if name.startswith("headrace-open")]
 
 
+def test_rows_of_many_files_are_read_at_once_and_checked(
+    server: RangeServer, folder: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    home = folder / tmp_path.name
+    with HDF5Dataset(folder / "a.h5", "raw") as near:
+        pack(near, home, shard_size="50KB", workers=1)  # 60 samples each
+        content = bytearray((home / "part-00002-of-00005.h5").read_bytes())
+        content[content.index(near[170].numpy().tobytes())] ^= 1
+        (home / "part-00002-of-00005.h5").write_bytes(content)
+        urls = [f"{server.url}/{home.name}/{path.name}" for path in sorted(home.glob("*.h5"))]
+        order = np.random.default_rng(0).permutation(N)
+        rows = np.empty((N, 700), np.uint8)
+        with HDF5Dataset(urls, cache_dir=tmp_path / "cache") as far:
+            source = far.sample_source
+            read_into = mock.Mock(side_effect=source.files.read_into)
+            monkeypatch.setattr(source.files, "read_into", read_into)
+            source.read_into(order[order != 170].tolist(), rows[: N - 1])
+            assert same(rows[: N - 1], near.sample_source.column("raw")[order[order != 170]])
+            assert read_into.call_count == 1
+            with pytest.raises(FormatError, match=r"part-00002-of-00005\.h5, data, row 50: wrong"):
+                source.read_into(order.tolist(), rows)
+
+
 # -- errors
 
 

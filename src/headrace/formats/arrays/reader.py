@@ -259,6 +259,15 @@ class ArrayReader:
             return None
         return int(ranges.start[0]) if ranges.size else 0
 
+    def row_ranges(self, rows: IntArray) -> ByteRanges | None:
+        """Where each row lies, if all were written, uncompressed, into files of known sizes; else
+        None.
+        """
+        if self.raw is None:
+            return None
+        ranges = Cuts.of_rows(rows, self.height).ranges(self.raw)
+        return ranges if (ranges.stop > ranges.start).all() else None
+
     def span_ranges(self, firsts: IntArray, ends: IntArray, missing: bool = False) -> ByteRanges:
         """Where the stored bytes of spans of rows lie, ``firsts[i]`` to ``ends[i] - 1``, with all
         chunks that are decoded as a whole; none where only another library can read them.

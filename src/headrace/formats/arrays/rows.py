@@ -240,6 +240,10 @@ class ArraysSource(ReadersSource):
             dict(zip(self._names, record, strict=True)) for record in zip(*columns, strict=True)
         ]
 
+    def row_ranges(self, indices: IntArray) -> ByteRanges | None:
+        field = self._first
+        return field.row_ranges(indices) if isinstance(field, ArrayReader) else None
+
     def _located(self, indices: IntArray, missing: bool) -> list[ByteRanges]:
         return [reader.span_ranges(indices, indices + 1, missing) for reader in self._readers]
 

@@ -279,7 +279,7 @@ class HDF5Source(TreeSource):
 
     def read_into(self, indices: Sequence[int], rows: Rows) -> None:
         super().read_into(indices, rows)
-        self._check(indices, rows)
+        self.check(indices, rows)
 
     def read(self, indices: Sequence[int]) -> list[Any]:
         spans = self._spans(np.asarray(indices, np.int64))
@@ -289,7 +289,7 @@ class HDF5Source(TreeSource):
             sizes = (spans[1] - spans[0]).tolist()
             records = [np.empty((size, *self.shape[1:]), self.dtype) for size in sizes]
             self._readers[0].read_spans(spans[0], records, self.run)
-        self._check(indices, records)
+        self.check(indices, records)
         if not (self.gives_pairs or self.gives_images):
             return records
         if spans is None or self._mask_starts is None:
@@ -309,7 +309,7 @@ class HDF5Source(TreeSource):
             return super()._located(indices, missing)
         return [self._readers[0].span_ranges(*spans, missing)]
 
-    def _check(self, indices: Sequence[int], records: Rows | Sequence[Any]) -> None:
+    def check(self, indices: Sequence[int], records: Rows | Sequence[Any]) -> None:
         if self._crc is None:
             return
         for index, array in zip(indices, records, strict=True):
