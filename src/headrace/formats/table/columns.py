@@ -8,6 +8,7 @@ may be forked.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import mmap
@@ -192,23 +193,32 @@ class Numbers(Column):
         self._data = np.require(data, requirements="A")  # else `take` copies all of it
         self.valid = valid
 
-    def take(self, rows: IntArray | slice | int) -> Any:
-        """Rows, [len(rows), ...]; of a slice, or of one row, no copies.
+    def take(self, rows: IntArray) -> npt.NDArray[Any]:
+        """Copies of rows, [len(rows), ...].
 
         Raises:
             FormatError: one is missing.
         """
-        if self.valid is not None and not self.valid[rows].all():
+        if self.valid is not None:
+            self._check(rows)
+        return self._data.take(rows, 0)  # in less time than by an index
+
+    def view(self, rows: slice | int) -> Any:
+        """A row, or some, as they lie; see `take`."""
+        if self.valid is not None:
+            self._check(rows)
+        return self._data[rows]
+
+    def _check(self, rows: IntArray | slice | int) -> None:
+        assert self.valid is not None
+        if not self.valid[rows].all():
             raise FormatError(
                 f"column {self._name!r} is null, and {self._data.dtype} has no null: fill it, or "
                 "leave the column out"
             )
-        if isinstance(rows, np.ndarray):
-            return self._data.take(rows, 0)  # in less time than by an index
-        return self._data[rows]
 
     def value(self, row: int) -> Any:
-        return np.array(self.take(row))
+        return np.array(self.view(row))
 
 
 class Texts(Column):
@@ -221,20 +231,21 @@ class Texts(Column):
         self._name = name
         self._valid = _valid_of(array)
         self._codes: npt.NDArray[Any] | None = None
+        self._is_wrong: Mask | None = None  # where codes are of no item, if some are
+        rows = len(array)
         if pa.types.is_dictionary(array.type):
             codes = _flat(array.indices)
             if self._valid is not None:
                 codes = np.where(self._valid, codes, 0)
             array = array.dictionary
-            is_in = (codes >= 0) & (codes < max(1, len(array)))
-            if not is_in.all():
-                raise FormatError(
-                    f"column {name!r} refers to item {codes[~is_in][0]:,} of its dictionary, which "
-                    f"has {len(array):,}: the file is damaged"
-                )
+            is_wrong = (codes < 0) | (codes >= len(array))
+            if self._valid is not None:
+                is_wrong &= self._valid
+            if is_wrong.any():
+                self._is_wrong = is_wrong
             filled = _valid_of(array)
             if filled is not None:
-                filled = filled[codes]
+                filled = filled.take(codes, mode="clip")
                 self._valid = filled if self._valid is None else self._valid & filled
             self._codes = codes
         is_text = what_is(array.type) == "text"
@@ -242,6 +253,7 @@ class Texts(Column):
             array = array.cast(pa.large_string() if is_text else pa.large_binary())
         _, offsets, data = array.buffers()
         dtype = np.dtype(np.int64 if str(array.type).startswith("large") else np.int32)
+        self._count = len(array)
         self._offsets = np.zeros(2, dtype)
         if len(array):
             start = array.offset * dtype.itemsize
@@ -249,13 +261,20 @@ class Texts(Column):
         self._data: Any = memoryview(data or b"")
         self._make: Callable[[Any], str | bytes] = bytes
         if is_text:
-            try:  # of ASCII parts need no decoding
-                self._data = str(self._data[: self._offsets[-1]], "ascii")
-                self._make = str
-            except UnicodeDecodeError:
-                self._make = functools.partial(str, encoding="utf-8")
+            self._make = functools.partial(str, encoding="utf-8")
+            # of ASCII parts need no decoding; of a dictionary few items may be needed
+            if len(array) <= rows:
+                with contextlib.suppress(UnicodeDecodeError):
+                    self._data = str(self._data[: self._offsets[-1]], "ascii")
+                    self._make = str
 
     def value(self, row: int) -> Any:
+        if self._is_wrong is not None and self._is_wrong[row]:
+            assert self._codes is not None
+            raise FormatError(
+                f"column {self._name!r} refers to item {self._codes[row]:,} of its dictionary, "
+                f"which has {self._count:,}: the file is damaged"
+            )
         if self._valid is not None and not self._valid[row]:
             return None
         item = row
@@ -269,6 +288,8 @@ class Texts(Column):
             ) from None
 
     def values(self, rows: IntArray) -> list[Any]:
+        if self._is_wrong is not None:
+            return super().values(rows)
         items = rows
         if self._codes is not None:
             items = self._codes[rows]
@@ -307,7 +328,7 @@ class Lists(Column):
         begin = self._ends.item(row)
         end = self._ends.item(row + 1)
         if isinstance(self._items, Numbers):
-            return self._items.take(slice(begin, end)).copy()
+            return self._items.view(slice(begin, end)).copy()
         return self._items.values(np.arange(begin, end))
 
 
@@ -411,16 +432,14 @@ def _items_of(array: Any) -> tuple[npt.NDArray[Any], Any]:
 def _valid_of(array: Any) -> Mask | None:
     if not array.null_count:
         return None
-    valid: Mask = array.is_valid().to_numpy(zero_copy_only=False)
-    return valid
+    return _flat(array.is_valid())
 
 
 def _flat(array: Any) -> npt.NDArray[Any]:
-    """Numbers, whatever they are where one is missing."""
+    """Numbers, whatever they are where one is missing. pyarrow's `to_numpy` would import pandas."""
+    if pyarrow().types.is_boolean(array.type):
+        return _flat(array.cast(pyarrow().uint8())).view(np.bool_)
+    dtype = np.dtype(array.type.to_pandas_dtype())
     if not len(array):
-        return np.zeros(0, array.type.to_pandas_dtype())
-    if array.null_count:
-        buffers = [None, array.buffers()[1]]
-        array = pyarrow().Array.from_buffers(array.type, len(array), buffers, offset=array.offset)
-    numbers: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
-    return numbers
+        return np.zeros(0, dtype)
+    return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)

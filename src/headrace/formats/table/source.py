@@ -357,7 +357,7 @@ class TableSource(RowSource, Locatable):
                 return
             for name, out in outs.items():
                 column = block.columns[name]
-                value = column.value if isinstance(out, list) else column.take
+                value = column.value if isinstance(out, list) else column.view
                 for one in range(first, last):
                     out[place_of[one]] = value(row_of[one])
 
@@ -424,7 +424,7 @@ def _runs(numbers: IntArray) -> list[tuple[int, int]]:
     """Where runs of equal numbers begin and end."""
     if not len(numbers):
         return []
-    edges = np.flatnonzero(np.diff(numbers)) + 1
+    edges = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
     return list(itertools.pairwise([0, *edges.tolist(), len(numbers)]))
 
 
@@ -441,4 +441,4 @@ def _write(block: Block, rows: IntArray, places: IntArray, outs: Mapping[str, Ou
             out[places] = column.take(rows)
             continue
         for row, place in zip(rows.tolist(), places.tolist(), strict=True):
-            out[place] = column.take(row)
+            out[place] = column.view(row)
