@@ -229,12 +229,13 @@ class Texts(Column):
     def __init__(self, name: str, array: Any) -> None:
         pa = pyarrow()
         self._name = name
-        self._valid = _valid_of(array)
         self._codes: npt.NDArray[Any] | None = None
         self._is_wrong: Mask | None = None  # where codes are of no item, if some are
         rows = len(array)
         if pa.types.is_dictionary(array.type):
             codes = _flat(array.indices)
+            # pyarrow would look wrong codes up in the dictionary, and crash
+            self._valid = _valid_of(array.indices)
             if self._valid is not None:
                 codes = np.where(self._valid, codes, 0)
             array = array.dictionary
@@ -248,6 +249,8 @@ class Texts(Column):
                 filled = filled.take(codes, mode="clip")
                 self._valid = filled if self._valid is None else self._valid & filled
             self._codes = codes
+        else:
+            self._valid = _valid_of(array)
         is_text = what_is(array.type) == "text"
         if str(array.type) not in _IN_ONE_BUFFER:
             array = array.cast(pa.large_string() if is_text else pa.large_binary())
