@@ -99,7 +99,7 @@ class Collators:
         return [*self._entries.values()]
 
 
-collators = Collators()
+collators: Collators = Collators()
 """The registry of collate functions. `register`, `get` and `list` are its methods."""
 for _name, _modality, _function, _description in (
     ("default", None, stack_collate, "stack samples of one shape; structure and dtypes are kept"),

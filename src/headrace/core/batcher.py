@@ -87,7 +87,7 @@ class Collating:
         # another may have chosen among them
         self._names_samples = getattr(function, "__module__", "").startswith("headrace.")
         self._seeder: SampleSeeder | None = None
-        self.seconds = 0.0
+        self.seconds: float = 0.0
         """Seconds that the function took since somebody set this to 0."""
 
     @property

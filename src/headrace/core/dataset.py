@@ -284,7 +284,7 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         self._held_as: tuple[type, dict[str, Any]] | None = None
         self.budget = MemoryBudget(max_memory_usage, local_world_size=local_ranks)
         streams = self.loading_mode is LoadingMode.STREAMING
-        self.block_memory = BlockMemory(source, streams, self.budget)
+        self.block_memory: BlockMemory = BlockMemory(source, streams, self.budget)
         self.sample_reader = SampleReader(source, on_error, WorkerThreads())
         source.use_threads(self.sample_reader.threads.map)
 

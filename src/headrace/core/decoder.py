@@ -240,7 +240,7 @@ class Chain:
     """Callables, one after the other: of an input, or of input and target."""
 
     def __init__(self, steps: Iterable[Callable[..., Any]]) -> None:
-        self.steps = list(steps)
+        self.steps: list[Callable[..., Any]] = list(steps)
 
     def __call__(self, value: Any, *target: Any) -> Any:
         for step in self.steps:

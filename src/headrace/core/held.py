@@ -381,7 +381,7 @@ class BlockMemory:
         self._source = source
         self._streams = streams
         self._budget = budget
-        self.prefetches_whole = False
+        self.prefetches_whole: bool = False
         """True if there is room to prefetch remote blocks as a whole."""
         # for each purpose by owner, as long as it lives: bytes for each of its processes, and what
         # is reserved for all

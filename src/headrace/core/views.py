@@ -35,7 +35,7 @@ class ColumnTargets(TargetSequence):
     """
 
     def __init__(self, columns: Mapping[str, Any]) -> None:
-        self.columns = dict(columns)
+        self.columns: dict[str, Any] = dict(columns)
 
     @classmethod
     def of_rows(cls, rows: AnyArray) -> Self:

@@ -71,7 +71,7 @@ class ArrayDecoder(Decoder):
         values: str | None = None,
     ) -> None:
         self.dtype = dtype
-        self.is_plain = is_plain and values is None
+        self.is_plain: bool = is_plain and values is None
         self._values = values
         self._encoding = encoding
         self._spec: ArraySpec | None = None

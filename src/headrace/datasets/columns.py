@@ -99,7 +99,7 @@ class BytesDecoder(Decoder):
     def __init__(
         self, decoders: Decoders, column: str | None = None, left: Left | None = None
     ) -> None:
-        self.decoders = dict(decoders)
+        self.decoders: dict[str, Decode | None] = dict(decoders)
         self.column = column
         self._left = left
 

@@ -95,9 +95,11 @@ class FilesDataset(BaseDataset):
             source.close()
             raise
         self.classes: list[str] = labels.classes
-        self.class_to_idx = dict(zip(self.classes, range(len(self.classes)), strict=True))
-        self.label_columns = dict(labels.columns)
-        self.column_classes = dict(labels.column_classes)
+        self.class_to_idx: dict[str, int] = dict(
+            zip(self.classes, range(len(self.classes)), strict=True)
+        )
+        self.label_columns: dict[str, Any] = dict(labels.columns)
+        self.column_classes: dict[str, list[str]] = dict(labels.column_classes)
         super().__init__(
             source,
             targets=labels.targets,

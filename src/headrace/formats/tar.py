@@ -339,7 +339,7 @@ class TarSource(RecordsSource):
     ) -> None:
         reach = reach or RemoteOptions()
         files = resolve(data_path, TARS, reach)
-        self.names = files.names
+        self.names: PackedNames = files.names
         self._paths = files.urls()
         self.files = files.server or LocalFiles(reach.cache_dir)
         self._shown = list(map(redact, self._paths))
@@ -367,7 +367,7 @@ class TarSource(RecordsSource):
         self._offsets = SharedArray(np.concatenate([index.offsets for index in indices]))
         self._sizes = SharedArray(np.concatenate([index.sizes for index in indices]))
         self._kinds = SharedArray(np.concatenate(kinds))
-        self.keys = PackedNames.joined(keys) or PackedNames()
+        self.keys: PackedNames = PackedNames.joined(keys) or PackedNames()
         self.extensions: list[str] = list(numbers)
         self._others = sum(count for _, count, _ in noted.get("others", ()))
         for what, each in noted.items():

@@ -68,7 +68,7 @@ class Tree(ABC):
     def __init__(self, path: str, opened: OpenArrays[Any]) -> None:
         self.path = path
         self.opened = opened
-        self.shown = redact(path)
+        self.shown: str = redact(path)
 
     @abstractmethod
     def kind(self, name: str) -> NodeKind | None:

@@ -207,8 +207,8 @@ class Scratch:
     """Memory that the system writes to, of one process."""
 
     def __init__(self) -> None:
-        self.memory = AnonymousMemory(_SCRATCH, "gather")
-        self.lock = threading.Lock()
+        self.memory: AnonymousMemory = AnonymousMemory(_SCRATCH, "gather")
+        self.lock: threading.Lock = threading.Lock()
 
 
 class OpenFile(int):

@@ -145,7 +145,7 @@ class EpochIterator:
 
     def __init__(self, loader: Loader, at: Position, states: States | None) -> None:
         self.pool: WorkerPool | None = None
-        self.at = at
+        self.at: Position = at
         self.begin: int = at.batches
         self.states = states
         self.received: int = 0

@@ -321,7 +321,7 @@ class WorkerPool:
     """Workers, their ring, and the torch iterator that drives them."""
 
     def __init__(self, fetch: Fetch, config: DataLoaderConfig) -> None:
-        self.dispatch = _Dispatch(fetch)
+        self.dispatch: _Dispatch = _Dispatch(fetch)
         self.is_lasting: bool = not config.num_workers or bool(config.persistent_workers)
         self._fetch = fetch
         self._config = config

@@ -50,6 +50,7 @@ class AnonymousMemory:
     Thread-safe; fork-safe: a child maps the same pages.
     """
 
+    fd: int
     nbytes: int
     _map: mmap.mmap | None = None
 

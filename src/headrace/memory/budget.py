@@ -296,7 +296,7 @@ class Reservation:
         self.what: str = what
         self.nbytes: int = 0
         """Reserved bytes, 0 when closed."""
-        self.is_closed = False
+        self.is_closed: bool = False
         budget._ledger.all[next(_numbers)] = self
 
     def resize(self, nbytes: int) -> None:

@@ -214,7 +214,7 @@ class SampleStore:
         memory = memory or AnonymousMemory(self._log_at + max(0, int(capacity)), "store")
         self._memory = memory
         self.capacity: int = memory.nbytes - self._log_at
-        self.header = _Header.from_buffer(memory.map)
+        self.header: _Header = _Header.from_buffer(memory.map)
         self._table = memory.array(_TABLE_AT, (self.length,), np.int64)
         self._touched = memory.array(_TABLE_AT + 8 * self.length, (self.length,), np.uint8)
         self._log = memoryview(memory.map)[self._log_at :]

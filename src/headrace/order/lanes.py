@@ -113,7 +113,7 @@ class Lanes:
     """
 
     layout = 2
-    last_stays = False
+    last_stays: bool = False
 
     def __init__(self, n: int, global_batch: int, interleave: int, turns: int) -> None:
         self.global_batch: int = global_batch
@@ -168,7 +168,7 @@ class AlignedLanes(Lanes):
 
     def __init__(self, n: int, global_batch: int, interleave: int, turns: int, size: int) -> None:
         super().__init__(n, global_batch, interleave, turns)
-        self.cuts = self.first[:0]
+        self.cuts: IntArray = self.first[:0]
         self.last_stays = n % size > 0
         columns = np.arange(interleave, dtype=np.int64)
         lengths = np.diff(self.first, append=n)

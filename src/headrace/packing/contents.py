@@ -93,7 +93,7 @@ class Contents:
         source = dataset.sample_source
         self.dataset = dataset
         self.options = options
-        self.workers = options.threads if source.thread_safe else 0
+        self.workers: int = options.threads if source.thread_safe else 0
         self._files = files_of(source)
 
     def check_options(self) -> None:

@@ -342,7 +342,7 @@ class Destination:
 
     def __init__(self, path: Path | str) -> None:
         self.path = path
-        self.shown = redact(path)
+        self.shown: str = redact(path)
 
     def at(self, name: str) -> Path | str:
         """The path or URL of a file."""

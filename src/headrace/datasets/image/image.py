@@ -394,9 +394,11 @@ class ImageDataset(BaseDataset):
         images = open_images(data_path, wanted, reach, column)
         labels = images.labels
         self.classes: list[str] = labels.classes
-        self.label_columns = dict(labels.columns)
-        self.column_classes = dict(labels.column_classes)
-        self.class_to_idx = dict(zip(self.classes, range(len(self.classes)), strict=True))
+        self.label_columns: dict[str, Any] = dict(labels.columns)
+        self.column_classes: dict[str, list[str]] = dict(labels.column_classes)
+        self.class_to_idx: dict[str, int] = dict(
+            zip(self.classes, range(len(self.classes)), strict=True)
+        )
         if isinstance(labels.targets, CocoTargets):
             self.class_to_idx = labels.targets.class_to_idx
         self.color = color

@@ -56,9 +56,9 @@ class PatchGrid:
         edges: str = "drop",
         boxes: Sequence[Box] | None = None,
     ) -> None:
-        self.shape = tuple(shape)
-        self.patch = tuple(patch)
-        self.stride = tuple(stride)
+        self.shape: tuple[int, ...] = tuple(shape)
+        self.patch: tuple[int, ...] = tuple(patch)
+        self.stride: tuple[int, ...] = tuple(stride)
         self.edges = edges
         check_choice("edges", edges, EDGES)
         for name, extents in (("patch_shape", self.patch), ("stride", self.stride)):

@@ -333,10 +333,10 @@ class EpisodeSource(ReadersSource):
     ) -> None:
         readers = [reader for key in keys for reader in key.readers]
         super().__init__("", opened, readers)
-        self.paths = list(paths)
-        self.names = PackedNames(map(str.encode, names))
+        self.paths: list[str] = list(paths)
+        self.names: PackedNames = PackedNames(map(str.encode, names))
         self.windows = windows
-        self.keys = tuple(keys)
+        self.keys: tuple[EpisodeArrays, ...] = tuple(keys)
         self.static = static
         self._file_of = SharedArray(file_of)
         self._rows = None if rows is None else tuple(map(SharedArray, rows))

@@ -53,8 +53,8 @@ class HDF5Source(TreeSource):
     """
 
     names: PackedNames | None = None
-    gives_pairs = False
-    gives_images = False
+    gives_pairs: bool = False
+    gives_images: bool = False
     _offsets: SharedArray | None = None
     _crc: SharedArray | None = None
     _mask_starts: SharedArray | None = None

@@ -171,7 +171,7 @@ class TableSource(RowSource, Locatable):
     def __init__(
         self, tables: Sequence[TableFile], files: Files, names: str | Sequence[str]
     ) -> None:
-        self.tables = list(tables)
+        self.tables: list[TableFile] = list(tables)
         self.files = files
         self.is_one: bool = isinstance(names, str)
         self.names = (names,) if isinstance(names, str) else tuple(names)

@@ -106,7 +106,7 @@ class Remote:
     """
 
     def __init__(self, url: str, options: RemoteOptions) -> None:
-        self.retries = options.retries
+        self.retries: int = options.retries
         self.patience: float = float(options.deadline)
         self._url = url
         passed = options.storage_options or {}
