@@ -13,7 +13,7 @@ FIGURES = {  # by page and section: what README.md says, the line with the figur
             "{1.7} times as fast as the best of eight peers",
             "float32 normalised: headrace lazy / best peer |",
             "1.71",
-        ),
+        )
     ],
     ("benchmark_tables", "HDF5 and Zarr: random rows of chunked arrays"): [
         ("up to {24} x h5py", "| 128 a chunk, raw, 28 kB | 24", "24"),
@@ -29,7 +29,7 @@ FIGURES = {  # by page and section: what README.md says, the line with the figur
             "{2.0} times as fast as HF datasets",
             "| lines: headrace, 0 workers to HF datasets |",
             "1.97",
-        ),
+        )
     ],
     ("benchmark_tables", "Streaming from a server"): [
         (
@@ -40,19 +40,17 @@ FIGURES = {  # by page and section: what README.md says, the line with the figur
         ("WebDataset {40} %", "shuffled, 20 ms: WebDataset / limit |", "0.40"),
     ],
     ("benchmark_tables", "Order: which sample is next"): [
-        ("among a billion samples in {564} us", "| headrace OrderSampler | 534 us |", "564"),
+        ("among a billion samples in {564} us", "| headrace OrderSampler | 534 us |", "564")
     ],
-    ("benchmark_tables", "Memory"): [
-        ("at most {99} % of it", "| 99 % |", "99"),
-    ],
+    ("benchmark_tables", "Memory"): [("at most {99} % of it", "| 99 % |", "99")],
     ("benchmark_tables", "Packing"): [
-        ("re-encodes {2.8} times as fast as FFCV's writer", "| jpeg: headrace / FFCV |", "2.82"),
+        ("re-encodes {2.8} times as fast as FFCV's writer", "| jpeg: headrace / FFCV |", "2.82")
     ],
     ("benchmark_tables", "From memory"): [
-        ("({0.75} of the speed of float32)", "| bfloat16 / float32 |", "0.75"),
+        ("({0.75} of the speed of float32)", "| bfloat16 / float32 |", "0.75")
     ],
     ("benchmark_tables", "Tables"): [
-        ("({0.63} of pyarrow's scan)", "in each epoch, to pyarrow's scan, its threads |", "0.63"),
+        ("({0.63} of pyarrow's scan)", "in each epoch, to pyarrow's scan, its threads |", "0.63")
     ],
 }
 

@@ -7,13 +7,7 @@ import h5py
 import numpy as np
 import pytest
 
-from headrace import (
-    ConfigError,
-    HDF5Dataset,
-    StreamingDataset,
-    WriteError,
-    write_index,
-)
+from headrace import ConfigError, HDF5Dataset, StreamingDataset, WriteError, write_index
 from headrace.errors import DataNotFoundError, HeadraceWarning
 from headrace.testing.contract import same
 from tests.data.make import make_tar

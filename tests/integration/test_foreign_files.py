@@ -20,10 +20,7 @@ from headrace import HDF5Dataset
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 HERE = Path(__file__).parent
-FILES = {
-    "netcdf4": ("netCDF4", 19),
-    "pytables": ("tables", 20),
-}
+FILES = {"netcdf4": ("netCDF4", 19), "pytables": ("tables", 20)}
 """Package and least number of arrays of each kind of foreign_files.py."""
 
 

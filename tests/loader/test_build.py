@@ -8,12 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import (
-    ConcatDataset,
-    Dataset,
-    Subset,
-    TensorDataset,
-)
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from headrace import (
     BudgetError,

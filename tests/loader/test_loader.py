@@ -29,13 +29,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from headrace import (
-    HeadraceWarning,
-    ImageDataset,
-    SampleError,
-    WorkerError,
-    create_dataloader,
-)
+from headrace import HeadraceWarning, ImageDataset, SampleError, WorkerError, create_dataloader
 from headrace.collate import stack_collate
 from headrace.testing.contract import RandomProbe, same
 from tests.loader.test_foreign import Count, Noise, RandomWalk

@@ -54,10 +54,7 @@ class Numbers(Dataset[int]):
 COMMON: dict[str, Any] = {"seed": 5, "global_batch": 6}
 ORDERS: list[tuple[dict[str, Any], Any]] = [
     ({"weights": WEIGHTS}, WeightedOrder(WEIGHTS, **COMMON)),
-    (
-        {"weights": WEIGHTS.tolist(), "num_samples": 100},
-        WeightedOrder(WEIGHTS, n=100, **COMMON),
-    ),
+    ({"weights": WEIGHTS.tolist(), "num_samples": 100}, WeightedOrder(WEIGHTS, n=100, **COMMON)),
     (
         {"weights": torch.tensor(WEIGHTS), "replacement": False},
         WeightedOrder(WEIGHTS, replacement=False, **COMMON),

@@ -7,13 +7,7 @@ import math
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
-from headrace.order.permutation import (
-    KEY_COUNT,
-    derive_keys,
-    mix,
-    permute,
-    permute_within,
-)
+from headrace.order.permutation import KEY_COUNT, derive_keys, mix, permute, permute_within
 
 SIZES = sorted({1, 2, 3} | {4**k + d for k in range(1, 11) for d in (-1, 0, 1)})
 

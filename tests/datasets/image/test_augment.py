@@ -13,12 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from headrace import (
-    ConfigError,
-    ImageDataset,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-)
+from headrace import ConfigError, ImageDataset, RandomHorizontalFlip, RandomResizedCrop
 from headrace.datasets.image.augment import Drawn
 from headrace.datasets.pixels import IMAGENET, Box, decode_image, resize_image
 from headrace.order.seeding import sample_seeds

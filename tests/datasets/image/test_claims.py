@@ -14,11 +14,7 @@ import pytest
 from PIL import Image
 
 from headrace import ImageDataset, RandomResizedCrop, SampleError, StreamingDataset, TableDataset
-from headrace.datasets.pixels import (
-    FREE,
-    claimed,
-    decode_image,
-)
+from headrace.datasets.pixels import FREE, claimed, decode_image
 from headrace.errors import FormatError
 from headrace.memory import budget as budgeting
 from tests.data.make import grey_png, image_bytes, larger_jpeg, make_tar

@@ -13,13 +13,7 @@ from PIL import Image
 from headrace import ConfigError, ImageDataset, SampleError
 from headrace.datasets import pixels
 from headrace.datasets.image import image as images
-from headrace.datasets.pixels import (
-    PLUGINS,
-    Plugin,
-    decode_image,
-    image_shape,
-    is_readable,
-)
+from headrace.datasets.pixels import PLUGINS, Plugin, decode_image, image_shape, is_readable
 
 HEADS = {
     "AVIF": b"\x00\x00\x00\x1cftypmif1\x00\x00\x00\x00mif1avifmiaf",

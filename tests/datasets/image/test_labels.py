@@ -353,10 +353,7 @@ class TestCSV:
             ("file,label,age\nbird/1.jpg,3\n", "row 2 .* 2 cells.* 3 columns"),
             ("file,label\nbird/1.jpg,3,4\n", "row 2 .* 3 cells.* 2 columns"),
             ("file,label,label\nbird/1.jpg,3,4\n", "'label', 'label'"),
-            (
-                '[{"file": "bird/1.jpg", "a": 1}, {"file": "bird/2.jpg", "b": 1}]',
-                "row 2 .*'b'",
-            ),
+            ('[{"file": "bird/1.jpg", "a": 1}, {"file": "bird/2.jpg", "b": 1}]', "row 2 .*'b'"),
             ('["bird/1.jpg", 3]', "row 1 .*'bird/1.jpg'"),
             ('{"bird/1.jpg": 3', "JSON"),
             ('{"bird/1.jpg": 3, "bird/1.jpg": 4}', r"bird/1\.jpg"),

@@ -16,13 +16,7 @@ import zarr
 import zarr.codecs.numcodecs
 from zarr.codecs import Crc32cCodec, ZstdCodec
 
-from headrace import (
-    ConfigError,
-    DataNotFoundError,
-    MissingNameError,
-    SampleError,
-    ZarrDataset,
-)
+from headrace import ConfigError, DataNotFoundError, MissingNameError, SampleError, ZarrDataset
 from headrace.errors import AccessError, FileChangedError, FormatError
 from headrace.testing.contract import same
 from tests.servers.ranges import RangeServer

@@ -15,12 +15,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from headrace import (
-    ImageDataset,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-    move_to_device,
-)
+from headrace import ImageDataset, RandomHorizontalFlip, RandomResizedCrop, move_to_device
 from headrace.loader.device import CudaPrefetcher, transfer_to
 from headrace.testing.contract import same
 from tests.data.make import make_photos
