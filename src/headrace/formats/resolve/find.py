@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
-from operator import attrgetter
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -199,8 +198,11 @@ def list_folder(root: str, kinds: Sequence[Format]) -> Found:
     """
     found = Found(root, [], searched=True)
     dead_links = list[str]()
-    endings = tuple(map(os.fsencode, chain.from_iterable(map(attrgetter("endings"), kinds))))
-    stores = tuple(map(os.fsencode, chain.from_iterable(map(attrgetter("stores"), kinds))))
+    endings: tuple[bytes, ...] = ()
+    stores: tuple[bytes, ...] = ()
+    for kind in kinds:
+        endings += tuple(map(os.fsencode, kind.endings))
+        stores += tuple(map(os.fsencode, kind.stores))
 
     def listed(folder: _Folder) -> list[_Folder]:
         """The folders in a folder, whose files are added to those found."""
