@@ -96,6 +96,10 @@ class Contents:
         self.workers: int = options.threads if source.thread_safe else 0
         self._files = files_of(source)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Another process asks for the sizes in the source again, and compares them."""
+        return {name: value for name, value in vars(self).items() if name != "source_sizes"}
+
     def check_options(self) -> None:
         """Raises a ConfigError for an option that does not apply to these samples."""
         options = self.options
@@ -139,7 +143,9 @@ class Contents:
     def view(self, numbers: IntArray) -> Self:
         """The contents with only these samples."""
         some = copy.copy(self)
-        vars(some).pop("source_sizes", None)
+        sizes = vars(self).get("source_sizes")
+        if sizes is not None:
+            some.source_sizes = sizes[numbers]
         some.dataset = self.dataset.subset(numbers)
         return some
 

@@ -283,19 +283,16 @@ def _read_back(part: PartFile, workers: int, progress: bool | None) -> tuple[int
 # -- the plan of several parts
 
 
-def _plan_parts(
-    dataset: BaseDataset, folder: Destination, options: PackOptions
-) -> tuple[PackPlan, PackPlan | None]:
+def _plan_parts(contents: Contents, folder: Destination) -> tuple[PackPlan, PackPlan | None]:
     """Plans the parts, and writes nothing. Returns also the plan in the folder.
 
     Raises:
-        ConfigError: the dataset can't be packed, or not into parts.
+        ConfigError: the dataset can't be packed into parts.
         TargetExistsError: there are files that no pack has written.
     """
     frozen = parts.read_plan(folder)
-    if frozen is None and not options.overwrite:
+    if frozen is None and not contents.options.overwrite:
         parts.refuse_foreign(folder)
-    contents = _contents_of(dataset, options)
     if frozen is not None and contents.is_plan(frozen):
         return frozen, frozen
     return contents.plan_parts(), frozen
@@ -309,7 +306,7 @@ def _dry_run(dataset: BaseDataset, dst: str | os.PathLike[Any], options: PackOpt
     folder = destination_of(dst, options.storage_options)
     refuse_own_source(dataset, folder.path)
     folder.prepare(is_dry_run=True)
-    plan, frozen = _plan_parts(dataset, folder, options)
+    plan, frozen = _plan_parts(_contents_of(dataset, options), folder)
     if frozen is not None and not options.overwrite:
         parts.check_same(folder, frozen, plan)
     return plan
@@ -324,16 +321,14 @@ class PackJob:
     destination.
 
     Attributes:
-        dataset: what is packed.
+        contents: what is packed.
         folder: where to.
         plan: of all parts.
-        options: how.
     """
 
-    dataset: BaseDataset
+    contents: Contents
     folder: Destination
     plan: PackPlan
-    options: PackOptions
 
     def pack(self, part: int) -> int:
         """Packs a part, whatever is there of it. Returns its number.
@@ -345,7 +340,7 @@ class PackJob:
         plan = self.plan
         try:
             start, stop = plan.edges[part : part + 2]
-            contents = _contents_of(self.dataset, self.options).view(np.arange(start, stop))
+            contents = self.contents.view(np.arange(start, stop))
             contents.rows = plan.rows
             contents.part = PackPart(part, plan.parts, plan.fingerprint, plan.count)
             sizes = contents.source_sizes
@@ -360,7 +355,7 @@ class PackJob:
             self.folder.remove(plan.sidecar_name(part))
             with self.folder.part(plan.name(part)) as file:
                 info, left_out = _write(file, contents)
-                nbytes, crc = _read_back(file, self.options.threads, False)
+                nbytes, crc = _read_back(file, contents.options.threads, False)
             sidecar = parts.Sidecar(plan.digest, part, info.count, nbytes, crc, left_out)
             self.folder.write(plan.sidecar_name(part), sidecar.text)
             return part
@@ -376,15 +371,16 @@ def _pack_parts(dataset: BaseDataset, folder: Destination, options: PackOptions)
     """Packs the unfinished parts of a share, and joins the pack if all are finished."""
     refuse_own_source(dataset, folder.path)
     folder.prepare()
-    plan, _ = _plan_parts(dataset, folder, options)
+    contents = _contents_of(dataset, options)
+    plan, _ = _plan_parts(contents, folder)
     parts.freeze(folder, plan, options.overwrite)
     status, sidecars = parts.finished_in(folder, plan)
     numbers = options.share(plan.parts)
     left = sorted(set(numbers) - set(status.done))
     if left:
         folder.remove(MANIFEST)  # nobody is to open a pack whose parts are packed again
-        # each part shows none
-        job = PackJob(dataset, folder, plan, replace(options, executor=None, progress=False))
+        contents.options = replace(options, executor=None, progress=False)  # a part shows none
+        job = PackJob(contents, folder, plan)
         packed = (job.pack(number) for number in left)
         if options.executor is not None:
             packed = _packed_by_executor(job, left, options.executor)
@@ -442,13 +438,14 @@ def _packed_by_processes(job: PackJob, numbers: Sequence[int]) -> Generator[int,
     NOTE [ No ProcessPoolExecutor ]: that of Python 3.11 may forget a future, or never end, if one
     of its processes is killed during a `submit`.
     """
-    processes = job.options.processes
+    processes = job.contents.options.processes
+    dataset = job.contents.dataset
     try:
         with open(os.devnull, "wb") as nowhere:
             pickle.dump(job, nowhere)
     except Exception as error:
         raise ConfigError(
-            f"processes={processes}: {type(job.dataset).__name__} can't be sent to another "
+            f"processes={processes}: {type(dataset).__name__} can't be sent to another "
             f"process ({error}): define what it holds, such as a tokenizer, in a module, or "
             "pack with processes=1"
         ) from error
@@ -456,7 +453,7 @@ def _packed_by_processes(job: PackJob, numbers: Sequence[int]) -> Generator[int,
     # another pack may hold locks
     context = forkserver_context()
     if threading.active_count() == 1:
-        context = choose_context(None, job.dataset, [])[0]
+        context = choose_context(None, dataset, [])[0]
     left = list(reversed(numbers))
     running = dict[Any, tuple[Any, int]]()  # by the end of the pipe that is read
     try:
