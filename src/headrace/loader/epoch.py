@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from headrace.arguments import check_integer
 from headrace.errors import HeadraceError, WorkerError
-from headrace.loader.device import Transfer, transfer_to
 from headrace.loader.fetch import failure_of
 from headrace.loader.plan import StreamPlan
 from headrace.loader.processes import WorkerIterator, WorkerPool, death_of, is_of_workers
@@ -37,6 +36,7 @@ from headrace.memory.ring import Delivered
 from headrace.monitor.stats import times_of
 
 if TYPE_CHECKING:
+    from headrace.loader.device import Transfer
     from headrace.loader.loader import Loader
 
 logger: logging.Logger = logging.getLogger("headrace.loader")
@@ -159,6 +159,8 @@ class EpochIterator:
         self._transfer: Transfer | None = None
         config = loader.config
         if config.device is not None:
+            from headrace.loader.device import transfer_to  # most loaders have none
+
             pixels = loader._pixels
             normalization = None if pixels is None else pixels.normalization
             self._transfer = transfer_to(config.device, normalization, config.memory_format)

@@ -360,7 +360,6 @@ def profile_dataloader(
     ```python
     profile = headrace.profile_dataloader(loader, step, apply=True)
     print(profile)
-    profile.save_html("profile.html")
     ```
 
     Args:

@@ -1,14 +1,12 @@
-"""The result of a profile: stages, advice, and a one-sentence summary; as a table, a picture by
-matplotlib (extra `plot`), or an HTML page that needs nothing from elsewhere.
+"""The result of a profile: stages, advice, and a one-sentence summary; as a table, or a picture by
+matplotlib (extra `plot`).
 """
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from html import escape
 from typing import Any
 
 from headrace.display import Lines
@@ -16,21 +14,6 @@ from headrace.errors import ConfigError
 
 WORTH = 1.08
 """A gain below this is within the variation between two runs of the same loader."""
-
-_STYLE = """
-:root { --ink: #1d2430; --dim: #5d6775; --back: #fff; --line: #dfe3e9; --bar: #3f6fb5;
-  --limit: #c4442e; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ee; --dim: #9aa5b4; --back: #14181f;
-  --line: #2c343f; --bar: #6b9be0; --limit: #ef7a66; } }
-body { margin: 0 auto; max-width: 70rem; padding: 1.5rem 1rem; color: var(--ink);
-  background: var(--back); font: 16px/1.5 system-ui, sans-serif; overflow-wrap: break-word; }
-h1 { font-size: 1.35rem; } h2 { font-size: 1rem; margin-top: 2rem; } p { color: var(--dim); }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; }
-th, td { text-align: left; padding: .35rem .75rem .35rem 0; vertical-align: top;
-  border-bottom: 1px solid var(--line); font-variant-numeric: tabular-nums; }
-.track { width: 45%; } .track i { display: block; height: 1.1rem; background: var(--bar); }
-.limit { color: var(--limit); } .limit .track i { background: var(--limit); }
-"""
 
 
 @dataclass(slots=True)
@@ -97,7 +80,7 @@ class Advice:
 @dataclass(slots=True)
 class Profile:
     """The result of `profile_dataloader`. It prints as a table; `as_dict()` is for JSON,
-    `save_html()` and `save_plot()` are for viewing.
+    `save_plot()` draws the stages.
 
     Attributes:
         loader: repr of the loader.
@@ -136,10 +119,7 @@ class Profile:
     @property
     def best(self) -> Advice | None:
         """The measured advice, if its gain is confirmed. None: no such advice."""
-        for advice in self.advice:
-            if advice.is_confirmed:
-                return advice
-        return None
+        return next((advice for advice in self.advice if advice.is_confirmed), None)
 
     def config_to_paste(self) -> str:
         """The call that creates the loader with the measured option. "": nothing was better."""
@@ -151,11 +131,6 @@ class Profile:
         """Returns the whole profile as JSON-compatible values."""
         return asdict(self)
 
-    def save_html(self, path: str | os.PathLike[str]) -> None:
-        """Writes one self-contained HTML page."""
-        with open(path, "w", encoding="utf-8") as file:
-            file.write("".join(self._page()))
-
     def save_plot(self, path: str | os.PathLike[str]) -> None:
         """Writes a picture of the stages (PNG, SVG or PDF, by extension). Needs the extra `plot`.
 
@@ -165,9 +140,7 @@ class Profile:
         try:
             from matplotlib.figure import Figure
         except ImportError as error:
-            raise ConfigError(
-                "save_plot needs matplotlib: pip install 'headrace[plot]', or use save_html"
-            ) from error
+            raise ConfigError("save_plot needs matplotlib: pip install 'headrace[plot]'") from error
         stages = list(reversed(self.stages))
         figure = Figure(figsize=(9, 2 + 0.4 * len(stages)), layout="constrained")
         bars = figure.subplots()
@@ -190,8 +163,19 @@ class Profile:
         """The lines of the table."""
         yield self.verdict
         yield ""
-        for name, value in self._facts().items():
-            yield f"{name:<24}{value}"
+        yield (
+            f"the loop                {self.samples_per_second:,.1f} samples/s, "
+            f"{self.wait_fraction:.0%} of it waiting for data"
+        )
+        yield (
+            f"the loader alone        {self.loading_per_second:,.1f} samples/s, "
+            f"num_workers={self.workers} on {self.cores} cores"
+        )
+        if self.free_per_second is not None:
+            yield (
+                f"data from memory        {self.free_per_second:,.1f} samples/s: "
+                f"x{self.most_gain:.2f} is the most that data can gain"
+            )
         yield ""
         yield f"{'stage':<13}{'samples/s':>12}  {'of work':>8}"
         for stage in self.stages:
@@ -209,66 +193,3 @@ class Profile:
             yield f"  {advice.why}"
             if advice.code:
                 yield f"  {advice.code}"
-
-    def _facts(self) -> dict[str, str]:
-        facts = {
-            "the loop": f"{self.samples_per_second:,.1f} samples/s, "
-            f"{self.wait_fraction:.0%} of it waiting for data",
-            "the loader alone": f"{self.loading_per_second:,.1f} samples/s, "
-            f"num_workers={self.workers} on {self.cores} cores",
-        }
-        if self.free_per_second is not None:
-            facts["data from memory"] = (
-                f"{self.free_per_second:,.1f} samples/s: x{self.most_gain:.2f} is the most that "
-                "data can gain"
-            )
-        return facts
-
-    def _page(self) -> Iterator[str]:
-        """The HTML page, in pieces."""
-        yield (
-            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-            '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src '
-            "'unsafe-inline'\">\n"
-            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            '<link rel="icon" href="data:,">\n<title>headrace profile</title>\n'
-            f"<style>{_STYLE}</style>\n</head>\n<body>\n"
-            f"<h1>{escape(self.verdict)}</h1>\n<p>{escape(self.loader)}</p>\n<table>\n"
-        )
-        for name, value in self._facts().items():
-            yield f"<tr><th>{name}</th><td>{value}</td></tr>\n"
-        yield (
-            "</table>\n<h2>Stages</h2>\n<p>Samples a second on a logarithmic scale: of one worker; "
-            'of "workers", all of them. Red: the limit.</p>\n<table>\n'
-        )
-        rates = [max(stage.samples_per_second, 1e-9) for stage in self.stages]
-        for stage, rate in zip(self.stages, rates, strict=True):
-            width = 100 * math.log(3 * rate / min(rates)) / math.log(3 * max(rates) / min(rates))
-            share = ""
-            if stage.share is not None:
-                share = f"{stage.share:.0%} of the workers' time"
-            kind = "limit" if stage.is_limit else "stage"
-            yield (
-                f'<tr class="{kind}"><th>{escape(stage.name)}</th><td class="track">'
-                f'<i style="width:{width:.1f}%"></i></td><td>{rate:,.0f}/s</td><td>{share}</td>'
-                "</tr>\n"
-            )
-        yield (
-            '</table>\n<h2>Advice</h2>\n<div class="scroll"><table>\n<tr><th>change</th>'
-            "<th>predicted</th><th>measured</th><th>why</th></tr>\n"
-        )
-        for advice in self.advice:
-            yield (
-                f"<tr><td>{escape(advice.name)}</td><td>x{advice.predicted:.2f}</td>"
-                f"<td>{escape(advice.result)}</td><td>{escape(advice.why)}<br>"
-                f"<code>{escape(advice.code)}</code></td></tr>\n"
-            )
-        yield "</table></div>\n"
-        if not self.advice:
-            yield "<p>No change that headrace knows of would make this loop faster.</p>\n"
-        given = {name: value for name, value in self.config.items() if value is not None}
-        options = ", ".join(f"{name}={value!r}" for name, value in given.items())
-        yield (
-            f"<h2>Options of the loader</h2>\n<p><code>{escape(options)}</code></p>\n</body>\n"
-            "</html>\n"
-        )
