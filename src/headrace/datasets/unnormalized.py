@@ -12,7 +12,7 @@ from headrace.collate.vision import Normalization
 from headrace.core.batcher import Batcher, Collating, MadeBatch
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder
-from headrace.memory.tree import map_tensors
+from headrace.memory.tree import tensors_of
 from headrace.order.ranks import BatchRequest
 
 Make = Callable[[BatchRequest], MadeBatch]
@@ -110,12 +110,6 @@ def _may_look_at_images(dataset: BaseDataset) -> bool:
 
 def _numbers_of(batch: Any, tensors: list[torch.Tensor]) -> tuple[int, ...]:
     """The numbers of these tensors in a batch, in the order of `map_tensors`."""
-    every: list[int] = []
-
-    def look(tensor: torch.Tensor) -> torch.Tensor:
-        every.append(id(tensor))
-        return tensor
-
-    map_tensors(batch, look)
     wanted = set(map(id, tensors))
-    return tuple(number for number, identity in enumerate(every) if identity in wanted)
+    every = enumerate(tensors_of(batch))
+    return tuple(number for number, tensor in every if id(tensor) in wanted)

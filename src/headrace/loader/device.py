@@ -47,7 +47,7 @@ import torch
 from headrace.collate.vision import Normalization
 from headrace.loader.processes import WorkerIterator
 from headrace.memory.ring import Delivered
-from headrace.memory.tree import map_tensors
+from headrace.memory.tree import map_tensors, tensors_of
 
 # whose modules in torch have the same streams and events; others are copied to straight
 _STREAMED = ("cuda", "xpu")
@@ -190,11 +190,6 @@ def accelerator_of(device: torch.device) -> TorchAccelerator:
     return _accelerator(device)
 
 
-def has_streams(device: torch.device) -> bool:
-    """True for a device with streams that is there; nothing else is asked of it."""
-    return device.type in _STREAMED and torch.get_device_module(device).is_available()
-
-
 def transfer_to(
     device: torch.device | str | int,
     normalization: Normalization | None = None,
@@ -202,7 +197,7 @@ def transfer_to(
 ) -> Transfer:
     """The transfer of an epoch's batches to a device."""
     target = torch.device(device)
-    if has_streams(target):
+    if target.type in _STREAMED and torch.get_device_module(target).is_available():
         return CudaPrefetcher(target, normalization, memory_format)
     return Transfer(target, normalization, memory_format)
 
@@ -282,8 +277,11 @@ class CudaPrefetcher(Transfer):
             self._early = error.with_traceback(None)
             return
         self._early = early
-        is_batch = "failure" not in early.report and not early.report.get("exhausted")
-        if is_batch and self._is_pinned(early.batch):
+        if "failure" in early.report or early.report.get("exhausted"):
+            return
+        tensors = tensors_of(early.batch)
+        # copies of others would keep this process waiting
+        if all(_is_copyable(t) and (not t.numel() or t.is_pinned()) for t in tensors):
             # as where the device's memory is full: tried again when the batch is asked for
             with contextlib.suppress(Exception):
                 self._started = self._start(early)
@@ -312,17 +310,6 @@ class CudaPrefetcher(Transfer):
             copy.done = accelerator.mark()
             self._copies.append(copy)
         return copy
-
-    def _is_pinned(self, batch: Any) -> bool:
-        """True if copying the whole batch makes nobody wait."""
-        pinned: list[bool] = []
-
-        def look(tensor: torch.Tensor) -> torch.Tensor:
-            pinned.append(_is_copyable(tensor) and (not tensor.numel() or tensor.is_pinned()))
-            return tensor
-
-        map_tensors(batch, look)
-        return all(pinned)
 
     def _settle(self) -> None:
         """Lets go of the sources of copies that are done."""

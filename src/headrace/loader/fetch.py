@@ -28,6 +28,7 @@ from headrace.core.views import answers_batches
 from headrace.datasets.unnormalized import DevicePixels
 from headrace.errors import EmptyBatchError, WorkerError
 from headrace.loader.config import inner_datasets
+from headrace.loader.plan import take
 from headrace.loader.signals import leave_to_parent
 from headrace.loader.state import asked, is_stateful, iterator_of, load_state
 from headrace.memory.anonymous import Flags
@@ -260,11 +261,11 @@ class FetchIterable(Fetch):
             assert self._seeder is not None
             draws = Draws(self._seeder, request.seed, request.epoch, OF_STEP, request.step)
         with outside_slot(), draws():
-            items = self._next_items()
+            items = take(self._items, self._size)
             # the state held the position: see NOTE [ states of datasets ]
             if not items and self._may_be_at_end:
                 self._items = iter(self.dataset)
-                items = self._next_items()
+                items = take(self._items, self._size)
             self._may_be_at_end = False
         report["is_through"] = len(items) < self._size
         if report["is_through"] and self._drop_last:
@@ -274,18 +275,6 @@ class FetchIterable(Fetch):
             return MadeBatch(None, 0)
         name_of = functools.partial(named, self.dataset, None)
         return MadeBatch(self._collating(items, request, name_of), len(items))
-
-    def _next_items(self) -> list[Any]:
-        """One by one: `islice` would call `iter` again, where a dataset that is its own iterator
-        may begin anew.
-        """
-        items = []
-        for _ in range(self._size):
-            try:
-                items.append(next(self._items))
-            except StopIteration:
-                break
-        return items
 
     def _begin(self, request: BatchRequest) -> None:
         """Makes a new iterator, at the position of the request. If that fails there is none, so

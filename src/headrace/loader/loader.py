@@ -271,28 +271,28 @@ class Loader(DataLoader[B]):
             self._reasons["multiprocessing_context"] = why
             self.config = self.config.with_(multiprocessing_context=context)
             self.multiprocessing_context = context
-        pool = WorkerPool(self._new_fetch(), self.config)
-        self._pids.clear()
-        if self.config.num_workers and states is not None:
-            states.to_new_processes()
-        if pool.is_lasting:
-            self._pool = pool  # a former one ends with the iterator that still uses it
-        return pool
-
-    def _new_fetch(self) -> Fetch:
         config = self.config
         dataset = self.dataset
         workers = config.num_workers or 0
         ring = Ring(workers * (config.prefetch_factor or 1) + 2)
         common: dict[str, Any] = {"collating": self._collating, "pixels": self._pixels}
+        fetch: Fetch
         if isinstance(self._plan, StreamPlan):
             size = config.batch_size or 1
-            return FetchIterable(
+            fetch = FetchIterable(
                 dataset, ring, batch_size=size, drop_last=config.drop_last, **common
             )
-        is_streaming = isinstance(dataset, BaseDataset) and isinstance(dataset, IterableDataset)
-        batches = self._plan if is_streaming and isinstance(self._plan, RankBatches) else None
-        return Fetch(dataset, ring, batches=batches, stride=max(1, workers), **common)
+        else:
+            is_streaming = isinstance(dataset, BaseDataset) and isinstance(dataset, IterableDataset)
+            batches = self._plan if is_streaming and isinstance(self._plan, RankBatches) else None
+            fetch = Fetch(dataset, ring, batches=batches, stride=max(1, workers), **common)
+        pool = WorkerPool(fetch, config)
+        self._pids.clear()
+        if workers and states is not None:
+            states.to_new_processes()
+        if pool.is_lasting:
+            self._pool = pool  # a former one ends with the iterator that still uses it
+        return pool
 
     def _states_of_next_epoch(self, states: States) -> States:
         workers = self.config.num_workers or 0

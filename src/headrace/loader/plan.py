@@ -137,13 +137,7 @@ class SamplerPlan:
         if self._makes_batches:
             batch = next(rest, None)
             return None if batch is None else [_index(i) for i in batch]
-        indices = []
-        # `islice` would call `iter` again, where a sampler that is its own iterator may begin anew
-        for _ in range(self._size):
-            try:
-                indices.append(_index(next(rest)))
-            except StopIteration:
-                break
+        indices = [_index(i) for i in take(rest, self._size)]
         if not indices or (self._drop_last and len(indices) < self._size):
             return None
         return indices
@@ -235,6 +229,19 @@ def _steps(samples: int | None, batch_size: int, drop_last: bool) -> int | None:
     if samples is None:
         return None
     return samples // batch_size if drop_last else -(-samples // batch_size)
+
+
+def take(iterator: Iterator[Any], count: int) -> list[Any]:
+    """The next items, one by one: `islice` would call `iter` again, where one that is its own
+    iterator may begin anew.
+    """
+    items = []
+    for _ in range(count):
+        try:
+            items.append(next(iterator))
+        except StopIteration:
+            break
+    return items
 
 
 def _index(given: Any) -> Any:

@@ -33,6 +33,18 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) ->
     return rebuilt(value, keys, items)
 
 
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """The tensors in a value, in the order of `map_tensors`."""
+    tensors: list[torch.Tensor] = []
+
+    def add(tensor: torch.Tensor) -> torch.Tensor:
+        tensors.append(tensor)
+        return tensor
+
+    map_tensors(value, add)
+    return tensors
+
+
 def keys_of(value: Any) -> Any:
     """The keys, positions or `dataclasses.Field` of what a container holds, equal where containers
     are alike; None: it is none.

@@ -23,6 +23,7 @@ from headrace.io.paths import is_url
 from headrace.loader.config import DataLoaderConfig, check_dataset
 from headrace.loader.loader import Loader, create_dataloader, open_paths
 from headrace.memory.processes import is_daemonic
+from headrace.memory.tree import tensors_of
 from headrace.order.seeding import preserved_rng
 from headrace.profiling.running import (
     Running,
@@ -30,7 +31,6 @@ from headrace.profiling.running import (
     cores_of_rank,
     drawn_from,
     in_mode,
-    tensors_of,
 )
 
 logger: logging.Logger = logging.getLogger("headrace.profiling")

@@ -19,7 +19,7 @@ from headrace.core.options import LoadingMode, classes_of, joined_class
 from headrace.errors import ConfigError, HeadraceWarning
 from headrace.loader.loader import Loader
 from headrace.memory.limits import usable_cpus
-from headrace.memory.tree import map_tensors
+from headrace.memory.tree import tensors_of
 from headrace.monitor.stats import TIMES, BatchTimes
 from headrace.order import detect_world
 from headrace.order.seeding import SampleSeeder
@@ -183,18 +183,6 @@ def run_step(batches: Sequence[tuple[Any, int]], step: Step, seconds: float) -> 
     turn.seconds = time.perf_counter() - start
     turn.cpu = time.process_time() - cpu
     return turn
-
-
-def tensors_of(batch: Any) -> list[torch.Tensor]:
-    """The tensors in a batch."""
-    tensors: list[torch.Tensor] = []
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        tensors.append(tensor)
-        return tensor
-
-    map_tensors(batch, note)
-    return tensors
 
 
 def samples_of(batch: Any) -> int:

@@ -17,12 +17,12 @@ from torch.utils.data import Dataset
 
 from headrace import ImageDataset, RandomHorizontalFlip, RandomResizedCrop, move_to_device
 from headrace.loader.device import CudaPrefetcher, transfer_to
+from headrace.memory.tree import tensors_of
 from headrace.testing.contract import same
 from tests.data.make import make_photos
 from tests.loader.device.test_prefetcher import (
     Deliveries,
     come,
-    flat,
     more_structures,
     next_with_another_behind_it,
     pinned,
@@ -126,7 +126,7 @@ def test_the_plain_way_and_the_prefetcher_give_the_same(is_pinned: bool) -> None
         assert isinstance(way, CudaPrefetcher)
         moved, plain = received(way, Deliveries([given, given])), move_to_device(value, "cuda")
         assert type(moved) is type(plain) and str(moved) == str(plain)
-        for a, b in zip(flat(moved), flat(plain), strict=True):
+        for a, b in zip(tensors_of(moved), tensors_of(plain), strict=True):
             assert a.device == b.device == device and a.layout == b.layout
             if a.layout is torch.strided:
                 assert same(a.cpu(), b.cpu())

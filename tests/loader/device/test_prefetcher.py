@@ -32,6 +32,7 @@ from headrace.loader.device import (
     transfer_to,
 )
 from headrace.memory.ring import Delivered
+from headrace.memory.tree import tensors_of
 from headrace.testing.contract import same
 from tests.loader.device.late_device import LateAccelerator, is_pinned, pin
 from tests.loader.device.test_transfer import structures
@@ -80,7 +81,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> LateAccelerator:
     thread.
     """
     accelerator = LateAccelerator()
-    monkeypatch.setattr(prefetcher, "has_streams", lambda device: True)
+    monkeypatch.setattr(prefetcher, "_STREAMED", ("cpu", "cuda"))
     monkeypatch.setattr(prefetcher, "accelerator_of", lambda device: accelerator)
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
     monkeypatch.setattr(torch.Tensor, "is_pinned", is_pinned)
@@ -138,21 +139,10 @@ def test_the_plain_way_and_the_prefetcher_give_the_same(late: LateAccelerator) -
             moved = received(moving(), Deliveries([given, None]))
             late.main.run()
             assert type(moved) is type(plain) and str(moved) == str(plain) and not late.hazards
-            for a, b in zip(flat(moved), flat(plain), strict=True):
+            for a, b in zip(tensors_of(moved), tensors_of(plain), strict=True):
                 assert a.layout == b.layout
                 if a.layout is torch.strided:
                     assert same(a, b) and a.stride() == torch.empty_like(b).stride()
-
-
-def flat(value: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-
-    def add(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor)
-        return tensor
-
-    prefetcher.map_tensors(value, add)
-    return found
 
 
 def test_what_can_t_be_recorded_goes_straight(late: LateAccelerator, way: CudaPrefetcher) -> None:
