@@ -195,7 +195,7 @@ class LineDecoder(Decoder):
     def decode(self, record: bytes) -> Any:
         text = record.decode(*self._codec)
         if self._is_json:
-            return json_record(text, False)
+            return json_record(text)
         return text
 
 

@@ -92,7 +92,7 @@ def same(near: LinesSource, far: LinesSource) -> None:
     some = random.Random(1).choices(range(count), k=50 if count else 0)
     for numbers in (range(count), some):
         assert far.read(numbers) == near.read(numbers)
-    for name in ("blocks", "sizes", "file_numbers"):
+    for name in ("blocks", "sizes"):
         assert np.array_equal(getattr(far, name)(), getattr(near, name)()), name
     assert sum(far.blocks()) == count
     for number in range(count):

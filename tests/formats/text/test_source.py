@@ -85,7 +85,7 @@ def test_lines_of_many_files(folder: Path, is_kept: bool, tmp_path: Path) -> Non
     found = [(source.location(n), source.offset_of(n)) for n in numbers]
     assert found == [(f"{folder}/{place}", offset) for _, place, offset, _ in PLACES]
     assert source.sizes().tolist() == [size for *_, size in PLACES]
-    assert source.file_numbers().tolist() == [0] * 5 + [2] * 2 + [3] * 3 + [4] + [7] * 2
+    assert source.file_of(np.array(numbers)).tolist() == [0] * 5 + [2] * 2 + [3] * 3 + [4] + [7] * 2
     assert "13 of 8 files, 2 of them through plain copies" in source.describe().ways["lines"]
     state = pickle.dumps(source)
     assert len(state) < 9000
@@ -123,7 +123,7 @@ def test_generated_files(
     kept = folder.parent / "kept" if is_kept else None
     with mock.patch.object(index, "PIECE", piece):
         with_numbers = opened(folder, kept=kept)
-    numbers = with_numbers.file_numbers().tolist()
+    numbers = with_numbers.file_of(np.arange(len(with_numbers))).tolist()
     assert list(zip(numbers, read_all(with_numbers), strict=True)) == expected
     with_numbers.close()
 

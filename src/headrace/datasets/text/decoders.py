@@ -338,18 +338,12 @@ class Texts(TextDecoder):
     def split_target(self, value: Any, index: int, dataset: Any) -> tuple[Any, Any]:
         return value if self.splits_targets else super().split_target(value, index, dataset)
 
-    def read_each(
-        self,
-        numbers: IntArray,
-        reader: SampleReader,
-        expect: Callable[[range], None] = lambda _: None,
-    ) -> Iterator[tuple[int, Any, Any]]:
+    def read_each(self, numbers: IntArray, reader: SampleReader) -> Iterator[tuple[int, Any, Any]]:
         """Reads documents in order, without those that can't be read and may be skipped.
 
         Args:
             numbers: numbers of the documents in the source.
             reader: reads them.
-            expect: called with the positions of the documents that are read next.
 
         Yields:
             The position of each document among `numbers`, its text (or ids), and its target as
@@ -359,11 +353,9 @@ class Texts(TextDecoder):
             SampleError: a document can't be read, or has no text or target, and may not be skipped.
         """
         for start in range(0, len(numbers), _TOGETHER):
-            some = range(start, min(start + _TOGETHER, len(numbers)))
-            expect(some)
-            indices = numbers[some.start : some.stop].tolist()
-            found = reader.records(indices, self.source.read)
-            for position, index, record in zip(some, indices, found, strict=True):
+            indices = numbers[start : start + _TOGETHER].tolist()
+            found = zip(indices, reader.records(indices, self.source.read), strict=True)
+            for position, (index, record) in enumerate(found, start):
                 if isinstance(record, SampleError):
                     continue
                 try:

@@ -5,9 +5,10 @@ cached in `cache_dir` if texts and tokenizer can be identified.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,8 @@ from headrace.datasets.text.decoders import Texts
 from headrace.display import progress_bar
 from headrace.dtypes import AnyArray, IntArray
 from headrace.errors import BudgetError, ConfigError, SampleError, warn
-from headrace.formats.text.index import kept_or_held
-from headrace.formats.text.source import LinesSource
-from headrace.io.array_file import ArrayFile, Arrays, FileArrays, unkept
+from headrace.formats.text.index import Take, kept_or_held
+from headrace.io.array_file import ArrayFile, Arrays, FileArrays
 from headrace.io.paths import cache_folder, composed
 from headrace.memory.budget import MemoryBudget
 from headrace.tokenizer import dtype_for
@@ -30,12 +30,10 @@ PATIENCE_S = 60.0
 """How long to wait for another process that reads the same texts and writes nothing."""
 _TOKENS_VERSION = 2
 _TOGETHER = 256  # texts that are tokenised at a time
-_TARGETS_VERSION = 5
+_TARGETS_VERSION = 6
 _SHOWN_FROM = 100_000  # progress is shown from so many records on
 _INT64 = range(-(1 << 63), 1 << 63)
 _UNREAD = object()
-Take = Callable[[AnyArray], None]
-"""Receives a long array, a piece at a time."""
 
 
 def way_fingerprint(identity: str | None, end_token: int | None) -> str:
@@ -48,40 +46,34 @@ def way_fingerprint(identity: str | None, end_token: int | None) -> str:
 
 
 @contextlib.contextmanager
-def reading_all(
-    texts: Texts, reader: SampleReader
-) -> Iterator[tuple[dict[str, Any] | None, Callable[[range], None]]]:
-    """Context in which all texts are read in order, in their current version; remote lines are
-    prefetched.
+def reading_all(texts: Texts, reader: SampleReader) -> Iterator[dict[str, Any] | None]:
+    """Context in which all texts are read in order, in their current version.
 
     Args:
         texts: the texts of a dataset.
         reader: reads them.
 
     Yields:
-        What identifies these texts and how they are read (JSON values; None: they can't be
-        identified); and a function to call, with the numbers of texts, before these are read.
+        What identifies these texts and how they are read (JSON values). None: they can't be
+            identified.
     """
     source = texts.source
     options = texts.options
-    with contextlib.ExitStack() as stack:
-        expect: Callable[[range], None] = lambda _: None  # noqa: E731
-        version = None
-        if hasattr(source, "of_one_version"):  # not of columns of every container
-            version = stack.enter_context(source.of_one_version())
-        if isinstance(source, LinesSource) and source.is_remote:
-            expect = stack.enter_context(source.in_order())
-        about: dict[str, Any] | None = None
-        if version is not None and not callable(options.text_field):
-            about = {
-                "of": version,
-                "fingerprint": source.fingerprint(),
-                "fields": [options.text_field, options.target_field, options.column],
-                "encoding": [options.encoding, options.errors],
-                "delimiter": options.delimiter,
-                "skips": reader.on_error != "raise",
-            }
-        yield about, expect
+    version: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if hasattr(source, "of_one_version"):  # not of columns of every container
+        version = source.of_one_version()
+    with version as identities:
+        if identities is None or callable(options.text_field):
+            yield None
+            return
+        yield {
+            "of": identities,
+            "fingerprint": source.fingerprint(),
+            "fields": [options.text_field, options.target_field, options.column],
+            "encoding": [options.encoding, options.errors],
+            "delimiter": options.delimiter,
+            "skips": reader.on_error != "raise",
+        }
 
 
 def tokens_of(
@@ -101,21 +93,20 @@ def tokens_of(
     """
     source = texts.source
     identity = texts.identity
-    with reading_all(texts, reader) as (about, expect):
-
-        def make(take: Take) -> tuple[str, Arrays]:
-            return _tokenise(texts, reader, end_token, expect, take)
-
-        arrays: FileArrays | None = None
+    make = functools.partial(_tokenise, texts, reader, end_token)
+    with reading_all(texts, reader) as about:
+        cached = None
         if about is not None and identity is not None:
             made_of = {"version": _TOKENS_VERSION, **about, "tokenizer": identity, "end": end_token}
-            folder = str(cache_folder(texts.options.cache_dir))
-            kept = ArrayFile(folder, "tokens", made_of)
-            with unkept(folder, "tokens are", "they are held in memory"):
-                arrays = kept.found_or_built(PATIENCE_S, lambda: _written(kept, make))
-        if arrays is None:
-            arrays = _held(make, budget)
-    left_out = arrays.short[1]
+            cached = ArrayFile(str(cache_folder(texts.options.cache_dir)), "tokens", made_of)
+        try:
+            tokens = kept_or_held(cached, PATIENCE_S, "tokens", "<i4", make, budget)
+        except BudgetError as error:
+            raise BudgetError(
+                "the tokens of all documents don't fit memory: give the tokenizer a `fingerprint` "
+                f"(str), so that they can be cached on disk, or raise max_memory_usage. {error}"
+            ) from None
+    left_out = tokens.short[1]
     if len(left_out):
         count = len(source)
         first = source.location(int(left_out[0]))
@@ -128,57 +119,13 @@ def tokens_of(
             f"{len(left_out):,} of {count:,} documents can't be read or tokenised, and are "
             f"skipped; the first: {first}"
         )
-    return arrays, f"{source.fingerprint()}:{way_fingerprint(identity, end_token)}"
-
-
-def _written(kept: ArrayFile, make: Callable[[Take], tuple[str, Arrays]]) -> FileArrays:
-    """The tokens in a file."""
-    with kept.writing("<i4") as writer:
-        dtype, short = make(writer.write)
-        if dtype == "uint16":
-            writer.narrow("<u2")
-        writer.short(short)
-    return kept.open()
-
-
-def _held(make: Callable[[Take], tuple[str, Arrays]], budget: MemoryBudget) -> FileArrays:
-    """The tokens in memory."""
-    pieces = [np.empty(0, np.int32)]
-    reserved = budget.reserve(0, "tokens")
-    nbytes = 0
-
-    def take(tokens: AnyArray) -> None:
-        nonlocal nbytes
-        pieces.append(tokens)
-        nbytes += tokens.nbytes
-        reserved.resize(2 * nbytes)  # in pieces, and as one array
-
-    try:
-        dtype, short = make(take)
-    except BudgetError as error:
-        reserved.close()
-        raise BudgetError(
-            "the tokens of all documents don't fit memory: give the tokenizer a `fingerprint` "
-            f"(str), so that they can be cached on disk, or raise max_memory_usage. {error}"
-        ) from None
-    whole = np.concatenate(pieces, dtype=dtype, casting="unsafe")
-    reserved.resize(whole.nbytes + short[0].nbytes)
-    return FileArrays(whole, short, reserved=reserved)
+    return tokens, f"{source.fingerprint()}:{way_fingerprint(identity, end_token)}"
 
 
 def _tokenise(
-    texts: Texts,
-    reader: SampleReader,
-    end_token: int | None,
-    expect: Callable[[range], None],
-    take: Take,
+    texts: Texts, reader: SampleReader, end_token: int | None, take: Take
 ) -> tuple[str, Arrays]:
     """Passes the tokens of all documents (int32) to `take`, some documents at a time.
-
-    Args:
-        texts, reader, end_token: see `tokens_of`.
-        expect: called with the numbers of the documents that are read next.
-        take: receives the tokens.
 
     Returns:
         The smallest dtype that fits the tokens, and the short arrays of `TokensSource`.
@@ -200,9 +147,8 @@ def _tokenise(
     ) as bar:
         for start in range(0, count, _TOGETHER):
             some = range(start, min(start + _TOGETHER, count))
-            expect(some)
             pieces = [np.empty(0, np.int32)]
-            for number, ids in zip(some, documents.read(list(some), access), strict=True):
+            for number, ids in zip(some, documents.read(some, access), strict=True):
                 if isinstance(ids, SampleError):
                     left_out.append(number)
                     continue
@@ -230,43 +176,25 @@ def targets_of(texts: Texts, reader: SampleReader) -> tuple[AnyArray | None, lis
         SampleError: a record can't be read, or has no text or target, and may not be skipped.
         ConfigError: a number fits neither int64 nor float64.
     """
-    with reading_all(texts, reader) as (about, expect):
+    with reading_all(texts, reader) as about:
         cached = None
         if about is not None and texts.source.keeps_tables:
             folder = str(cache_folder(texts.options.cache_dir))
             cached = ArrayFile(folder, "records", {"version": _TARGETS_VERSION, **about})
 
-        def make(take: Take) -> Arrays:
-            everything = np.arange(len(texts.source))
-            values = read_targets(texts, reader, everything, expect)
+        def make(take: Take) -> tuple[str, Arrays]:
+            values = read_targets(texts, reader, np.arange(len(texts.source)))
             numbers, classes = _numbers_of(texts, values)
-            dtype = None
-            if numbers is not None:
-                dtype = numbers.dtype.str
-                take(numbers.view("<i8"))
-            found = json.dumps({"dtype": dtype, "classes": classes}).encode()
-            return [np.frombuffer(found, np.uint8)]
+            names = np.frombuffer(json.dumps(classes).encode(), np.uint8)
+            return "u1", [names] if numbers is None else [names, numbers]
 
-        arrays = kept_or_held(cached, PATIENCE_S, "targets of records are", "<i8", make)
-    found = json.loads(bytes(arrays.short[0]))
-    if found["dtype"] is None:
-        return None, []
-    return np.array(arrays.long).view(found["dtype"]), found["classes"]
+        found = kept_or_held(cached, PATIENCE_S, "targets of records", "u1", make)
+    names, *targets = found.short
+    return np.array(targets[0]) if targets else None, json.loads(bytes(names))
 
 
-def read_targets(
-    texts: Texts,
-    reader: SampleReader,
-    numbers: IntArray,
-    expect: Callable[[range], None] = lambda _: None,
-) -> list[Any]:
-    """The targets of records as stored, read in order.
-
-    Args:
-        texts: the records.
-        reader: reads them.
-        numbers: numbers of the records.
-        expect: called with the positions of the records that are read next.
+def read_targets(texts: Texts, reader: SampleReader, numbers: IntArray) -> list[Any]:
+    """The targets of some records as stored, by their numbers, read in order.
 
     Raises:
         SampleError: a record can't be read, or has no text or target, and may not be skipped.
@@ -280,7 +208,7 @@ def read_targets(
         desc="reading records",
         unit="record",
     ) as bar:
-        for position, _, target in texts.read_each(numbers, reader, expect):
+        for position, _, target in texts.read_each(numbers, reader):
             targets[position] = target
             bar.update()
     return targets

@@ -278,7 +278,7 @@ class TextDataset(BaseDataset):
                 if targets is None:
                     raise ConfigError('labels="folders": the files are not in class folders')
                 if isinstance(decoder.source, LinesSource):
-                    targets = targets[decoder.source.file_numbers()]
+                    targets = targets[decoder.source.file_of(np.arange(len(decoder.source)))]
             else:
                 check_splits(decoder.source.listing)
             if target_field is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,12 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.display import progress_bar
-from headrace.dtypes import IntArray
+from headrace.dtypes import AnyArray, IntArray
 from headrace.errors import AccessError, FormatError, HeadraceError
 from headrace.formats.text import records
 from headrace.formats.text.plain import check_room
 from headrace.io import ordered
-from headrace.io.array_file import ArrayFile, FileArrays, unkept
+from headrace.io.array_file import ArrayFile, Arrays, FileArrays, unkept
 from headrace.io.files import Files
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
@@ -44,37 +45,62 @@ _SHOWN_FROM = 64 << 20  # bytes from which on progress is shown
 # -- arrays on disk or in memory
 
 
+Take = Callable[[AnyArray], None]
+"""Receives a long array, a piece at a time."""
+Make = Callable[[Take], tuple[str, Arrays]]
+"""Hands out a long array, and returns the smallest dtype that fits its values, and the short
+arrays.
+"""
+
+
 def kept_or_held(
     cached: ArrayFile | None,
     patience: float,
     what: str,
     dtype: str,
-    make: Callable[[Callable[[npt.NDArray[Any]], None]], list[npt.NDArray[Any]]],
+    make: Make,
+    budget: MemoryBudget | None = None,
 ) -> FileArrays:
     """The arrays of a cache file, found or made; in memory without one, or if it can't be written.
 
     Args:
         cached: the file.
         patience: seconds that it may stay as it is while another process writes it.
-        what: for a warning: "the table of lines is".
-        dtype: of the long array.
-        make: hands out the long array a piece at a time, and returns the short ones.
+        what: their name in messages, in the plural.
+        dtype: of the long array as it is handed out.
+        make: makes the arrays.
+        budget: for what is held in memory. None: it is small.
+
+    Raises:
+        BudgetError: the arrays don't fit the budget.
     """
 
     def held() -> FileArrays:
         pieces = [np.empty(0, dtype)]
-        short = make(pieces.append)
-        return FileArrays(np.concatenate(pieces), short)
+        reserved = None if budget is None else budget.reserve(0, what)
+
+        def take(piece: AnyArray) -> None:
+            pieces.append(piece)
+            if reserved is not None:  # in pieces, and as one array
+                reserved.resize(reserved.nbytes + 2 * piece.nbytes)
+
+        smallest, short = make(take)
+        long = np.concatenate(pieces, dtype=smallest, casting="unsafe")
+        if reserved is not None:
+            reserved.resize(long.nbytes + short[0].nbytes)
+        return FileArrays(long, short, reserved=reserved)
 
     if cached is None:
         return held()
-    instead = "they are held in memory, and made at every start"
     folder = os.path.dirname(cached.path)
 
     def build() -> FileArrays:
-        with unkept(folder, what, instead):
+        with unkept(folder, f"{what} are", "they are held in memory, and made at every start"):
             with cached.writing(dtype) as writer:
-                writer.short(make(writer.write))
+                smallest, short = make(writer.write)
+                if smallest != dtype:
+                    writer.narrow(smallest)
+                writer.short(short)
             return cached.open()
         return held()
 
@@ -325,8 +351,8 @@ class TextFile:
 
 @dataclass
 class Scan:
-    """Iterates over the places where lines begin, and over the end of each file, as if all files
-    were one.
+    """One pass over all texts, which finds the places where lines begin, and the end of each file,
+    as if all files were one.
 
     Attributes:
         files: by which they are read.
@@ -334,7 +360,7 @@ class Scan:
         codec: how bytes are decoded: encoding and errors.
         budget: for what is held at once.
         progress: show a progress bar; None: only on a terminal, and of much.
-        counts: lines or records of each file, once the pass is through.
+        counts: lines or records of each file that was read.
         headers: the names of the fields of each file; none of what is no table.
     """
 
@@ -346,7 +372,17 @@ class Scan:
     counts: list[int] = field(default_factory=list)
     headers: list[list[str]] = field(default_factory=list)
 
-    def __iter__(self) -> Iterator[IntArray]:
+    def table(self, take: Take) -> tuple[str, Arrays]:
+        """The table of `LinesSource`: its long array are the low bits of places; its short ones are
+        the number of the first line of each file and the count of all, the headers as JSON, and the
+        carries.
+        """
+        carries = split_places(self._all_places(), take)
+        first = np.cumsum([0, *self.counts], dtype=np.int64)
+        headers = np.frombuffer(json.dumps(self.headers).encode(), np.uint8)
+        return "<u2", [first, headers, carries]
+
+    def _all_places(self) -> Iterator[IntArray]:
         base = 0
         total = sum(text.end for text in self.texts)
         bar = progress_bar(

@@ -213,19 +213,13 @@ def csv_fields(text: str, delimiter: str, names: list[str]) -> dict[str, str]:
     return dict(zip(names, row, strict=True))
 
 
-def json_record(text: str, has_more: bool) -> Any:
-    """What a record says.
-
-    Args:
-        text: the record.
-        has_more: True if something may follow it: the comma of a list, or its end.
+def json_record(text: str) -> Any:
+    """The value of a record.
 
     Raises:
         FormatError: it is no JSON.
     """
     try:
-        if has_more:
-            return json.JSONDecoder().raw_decode(text)[0]
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         if not text.strip():

@@ -12,11 +12,10 @@ import itertools
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from headrace.dtypes import IntArray
 from headrace.errors import FormatError
@@ -28,11 +27,11 @@ from headrace.formats.source import Column, Description, RecordsSource, block_le
 from headrace.formats.text import records
 from headrace.formats.text.index import (
     Scan,
+    Take,
     TextFile,
     first_from,
     kept_or_held,
     places_in,
-    split_places,
 )
 from headrace.formats.text.plain import (
     check_room,
@@ -43,7 +42,7 @@ from headrace.formats.text.plain import (
     shows_lines,
     undecodable,
 )
-from headrace.io.array_file import HEAD, ArrayFile, FileArrays
+from headrace.io.array_file import HEAD, ArrayFile, Arrays, FileArrays
 from headrace.io.files import Files
 from headrace.io.local_files import LocalFiles, version_of
 from headrace.io.paths import cache_folder, redact, without_query
@@ -193,6 +192,8 @@ class LinesSource(RecordsSource):
         reach = reach or RemoteOptions()
         self.listing: FileSet = resolve(data_path, TEXTS, reach)
         self._unit = unit
+        self.has_records: bool = unit == "record"
+        """True if samples are records, and not lines."""
         self._budget = budget
         self._cache_dir = os.path.abspath(cache_folder(reach.cache_dir))
         server = self.listing.server
@@ -211,10 +212,9 @@ class LinesSource(RecordsSource):
         if not are_plain:
             self.codec = "utf-8", "surrogatepass"
         copies = [not are_plain or is_compressed(without_query(path)) for path in paths]
-        if server is not None:
-            copies = [any(copies)] * len(paths)
         self.files: Files = files
-        if server is not None and copies[0]:
+        if server is not None and any(copies):
+            copies = [True] * len(paths)
             self.files = LocalFiles()
         elif server is not None:
             server.check_ranges(paths[0])
@@ -254,6 +254,7 @@ class LinesSource(RecordsSource):
             files.close()  # each process opens what it reads
             self.files.close()
         self._blocks = dict[int, IntArray]()  # by their length
+        self._coming = deque[tuple[int, int]]()  # blocks to prefetch, while all lines are read
 
     def _found_table(self, delimiter: str | None, progress: bool | None) -> FileArrays:
         """The table, as it is kept, or found by a pass over all texts."""
@@ -268,14 +269,11 @@ class LinesSource(RecordsSource):
             }
             cached = ArrayFile(self._cache_dir, "lines", about)
 
-        def make(take: Callable[[npt.NDArray[Any]], None]) -> list[npt.NDArray[Any]]:
+        def make(take: Take) -> tuple[str, Arrays]:
             scan = Scan(self.files, self.texts, self.codec, self._budget, progress)
-            carries = split_places(scan, take)
-            first = np.cumsum([0, *scan.counts], dtype=np.int64)
-            headers = np.frombuffer(json.dumps(scan.headers).encode(), np.uint8)
-            return [first, headers, carries]
+            return scan.table(take)
 
-        return kept_or_held(cached, self.files.patience, "the table of lines is", "<u2", make)
+        return kept_or_held(cached, self.files.patience, "places of lines", "<u2", make)
 
     # -- reading
 
@@ -287,10 +285,6 @@ class LinesSource(RecordsSource):
         starts, ends = places_in(self._table, rows + files)
         shifts = self._shifts.take(files)
         return starts - shifts, ends - shifts
-
-    @property
-    def cut_nbytes(self) -> int:
-        return int(self._nbytes.sum())
 
     def blocks_of(self, nbytes: int) -> IntArray:
         """Lines that begin in the same `nbytes` of their file, or of its plain copy; each file
@@ -313,8 +307,13 @@ class LinesSource(RecordsSource):
         return self._blocks[nbytes]
 
     def read(self, indices: Sequence[int]) -> list[bytes]:
-        ranges = self.byte_ranges(np.asarray(indices, np.int64))
-        return self._without_ends(self._read_each(ranges))
+        rows = np.asarray(indices, np.int64)
+        coming = self._coming
+        while coming and (
+            coming[0][0] <= rows.max(initial=-1) or self.files.bytes_prefetched < _AHEAD
+        ):
+            self.files.prefetch([self.byte_ranges(np.arange(*coming.popleft()))])
+        return self._without_ends(self._read_each(self.byte_ranges(rows)))
 
     def read_joined(self, indices: IntArray) -> tuple[bytes, IntArray]:
         """What `read` gives of lines, one behind the other, and how many bytes each has ([n]
@@ -346,46 +345,27 @@ class LinesSource(RecordsSource):
 
     @property
     def stored_nbytes(self) -> int:
-        if self.files.is_remote:
-            return int(self._nbytes.sum())
-        return 0
+        return int(self._nbytes.sum())
 
     # -- all of it, once
 
     @contextlib.contextmanager
     def of_one_version(self) -> Iterator[list[list[Any]] | None]:
         """As `TextFilesSource.of_one_version`: each read is of the version that was found at the
-        start.
+        start. Inside, all lines are read in order, and those of a server are prefetched.
         """
-        yield self._identities if self._has_versions else None
-
-    @contextlib.contextmanager
-    def in_order(self) -> Iterator[Callable[[range], None]]:
-        """Context in which all lines are read in order, and blocks are prefetched.
-
-        Yields:
-            A function to call, with the numbers of lines, before these are read.
-        """
-        edges = [0, *np.cumsum(self.blocks_of(block_length(self.cut_nbytes))).tolist()]
-        coming = deque(itertools.pairwise(edges))
-
-        def expect(some: range) -> None:
-            while coming and (coming[0][0] < some.stop or self.files.bytes_prefetched < _AHEAD):
-                self.files.prefetch([self.byte_ranges(np.arange(*coming.popleft()))])
-
-        self.files.hold_prefetched(_AHEAD)
+        if self.is_remote:
+            edges = [0, *np.cumsum(self.blocks_of(block_length(self.cut_nbytes))).tolist()]
+            self._coming.extend(itertools.pairwise(edges))
+            self.files.hold_prefetched(_AHEAD)
         try:
-            yield expect
+            yield self._identities if self._has_versions else None
         finally:
+            self._coming.clear()
             self.files.drop_prefetched()
             self.files.hold_prefetched(0)
 
     # -- what it holds
-
-    @property
-    def has_records(self) -> bool:
-        """True if samples are records, and not lines."""
-        return self._unit == "record"
 
     def row(self, index: int, record: bytes) -> Any:
         """The text of a line; the JSON of a record, or a dict of its fields.
@@ -401,9 +381,11 @@ class LinesSource(RecordsSource):
             return text
         number = self.number_of(index)
         file = self.texts[number]
-        if file.delimiter is None:
-            return records.json_record(text, file.kind == ".json")
-        return records.csv_fields(text, file.delimiter, self.headers[number])
+        if file.delimiter is not None:
+            return records.csv_fields(text, file.delimiter, self.headers[number])
+        if file.kind == ".json":  # of a list: a comma may follow
+            text = text.rstrip(", \t\r\n")
+        return records.json_record(text)
 
     def number_of(self, index: int) -> int:
         """The number of the file of a line."""
@@ -425,10 +407,6 @@ class LinesSource(RecordsSource):
             starts, ends = self.bounds(indices[start : start + _TOGETHER])
             sizes[start : start + _TOGETHER] = ends - starts
         return sizes
-
-    def file_numbers(self) -> IntArray:
-        """The number of the file of each line ([n] int64)."""
-        return np.repeat(np.arange(len(self.texts)), np.diff(self._first))
 
     def fingerprint(self) -> str:
         return f"{fingerprint_names(*self.listing.names.arrays)}:{self._unit}:{len(self)}"
