@@ -256,7 +256,7 @@ def test_tables_that_are_damaged(tmp_path: Path) -> None:
         ("obs/kind/codes", below, "obs/kind: row 6 has code -2"),
         ("obs/kind/codes", np.zeros(ROWS), "obs/kind: .*float64"),
         ("obs/kind/codes", np.zeros(9, "i1"), r"obs/kind has shape \[9\]"),
-        ("var/_index", np.arange(5), "'var' names 5 columns, and 'X' has 30"),
+        ("var/_index", np.arange(5), r"var/_index has shape \[5\], .* 30 rows"),
     ]
     for name, values, named in arrays:
         with pytest.raises(FormatError, match=named):

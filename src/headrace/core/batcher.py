@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 import torch
 
-from headrace.casting import as_array, known_dtype
+from headrace.casting import as_array, cast_into, known_dtype
 from headrace.collate import TextCollator, list_collate, stack_collate
 from headrace.collate.stack import Step, stack_tree
 from headrace.core.dataset import BaseDataset
@@ -386,6 +386,7 @@ class ColumnReader(BatchReader):
         columns: by name, shape and dtype of a row of each column of the batch; None: a list.
         read: writes the columns of samples, given by record number, into arrays or lists, and
             returns the number of bytes read.
+        stored: dtypes as which `read` writes columns, which are cast to those of the batch.
     """
 
     def __init__(
@@ -394,24 +395,33 @@ class ColumnReader(BatchReader):
         dataset: BaseDataset,
         columns: Mapping[str, ArraySpec | None],
         read: Callable[[IntArray, dict[str, Any]], int],
+        stored: Mapping[str, np.dtype[Any]] | None = None,
     ) -> None:
         self.name = name
         self._dataset = dataset
         self._columns = columns
         self._read = read
+        self._stored = stored or {}
 
     def read(self, request: BatchRequest) -> MadeBatch:
         dataset = self._dataset
         batch: dict[str, Any] = {}
         outs: dict[str, Any] = {}
+        casts: dict[str, Any] = {}
         for name, spec in self._columns.items():
             if spec is None:
                 batch[name] = outs[name] = [None] * len(request)
-            else:
-                batch[name] = empty_rows(len(request), spec)
-                outs[name] = as_array(batch[name])
+                continue
+            batch[name] = empty_rows(len(request), spec)
+            outs[name] = as_array(batch[name])
+            dtype = self._stored.get(name, spec.dtype)
+            if dtype != spec.dtype:
+                casts[name] = outs[name]
+                outs[name] = np.empty((len(request), *spec.shape), dtype)
         with dataset.sample_reader.reading_together(len(request)) as counts:
             counts["bytes_read"] += self._read(dataset.whole_indices(request), outs)
+            for name, out in casts.items():
+                cast_into(outs[name], out)
         return with_targets(dataset, batch, request)
 
 

@@ -108,9 +108,11 @@ class EpisodeDecoder(Decoder):
 
         def read(indices: npt.NDArray[np.int64], outs: dict[str, Any]) -> int:
             source.read_windows(indices, outs)
-            return sum(outs[key.name].size * key.dtype.itemsize for key in source.keys)
+            return sum(outs[key.name].nbytes for key in source.keys)
 
-        return ColumnReader("windows straight from storage", dataset, self._specs, read)
+        stored = {key.name: key.dtype for key in source.keys}
+        way = "windows straight from storage"
+        return ColumnReader(way, dataset, self._specs, read, stored)
 
 
 class EpisodeCollator:

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from headrace.casting import DTypeArgument, cast, cast_into, dtype_named
+from headrace.casting import DTypeArgument, cast, dtype_named
 from headrace.core.batcher import BatchReader, Collating, ColumnReader, is_known
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder
@@ -63,7 +63,6 @@ class TableDecoder(BytesDecoder):
         left: Left,
     ) -> None:
         super().__init__(decoders, one, left)
-        self._stored = dict(specs)
         self._specs = {name: _cast_spec(spec, dtype) for name, spec in specs.items()}
         self._lists = frozenset(lists)
         self._dtype = dtype
@@ -99,20 +98,13 @@ class TableDecoder(BytesDecoder):
         if not all(name in self._lists or is_known(spec) for name, spec in self._specs.items()):
             return None
 
-        cast = {
-            name: spec for name, spec in self._stored.items() if spec and spec != self._specs[name]
-        }
-
         def read(indices: IntArray, outs: dict[str, Any]) -> int:
-            beside = {}
-            for name, spec in cast.items():
-                beside[name] = np.empty((len(indices), *spec.shape), spec.dtype)
-            source.read_columns(indices, {**outs, **beside})
-            for name, values in beside.items():
-                cast_into(values, outs[name])
-            return sum(map(_nbytes, (*outs.values(), *beside.values())))
+            source.read_columns(indices, outs)
+            return sum(map(_nbytes, outs.values()))
 
-        return ColumnReader("column by column, straight from storage", dataset, self._specs, read)
+        stored = {name: spec.dtype for name, spec in source.specs.items() if spec}
+        way = "column by column, straight from storage"
+        return ColumnReader(way, dataset, self._specs, read, stored)
 
 
 def _nbytes(out: Any) -> int:

@@ -344,7 +344,7 @@ def test_a_small_table_stays_decoded_in_blocks(tmp_path: Path, usage: str, decod
     path = write(tmp_path / "a.parquet", table, rows=1000, use_dictionary=False)
     with TableDataset(path, max_memory_usage=usage) as dataset:
         loader = loader_of(dataset, 100, shuffle="block", interleave=2, turns=1)
-        cached = dataset.sample_source._decoded  # type: ignore[union-attr]
+        cached = dataset.sample_source._opened.chunks  # type: ignore[union-attr]
         for _ in range(3):
             rows = list[int]()
             for batch in loader:

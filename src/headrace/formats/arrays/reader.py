@@ -26,7 +26,7 @@ import numpy as np
 
 from headrace.dtypes import AnyArray, IntArray
 from headrace.formats.arrays.chunks import Chunks, DirectChunks, Grid
-from headrace.formats.source import Column, Map, Rows, row_at
+from headrace.formats.source import Column, Locatable, Map, Rows, row_at
 from headrace.io.files import Files
 from headrace.io.handles import WorkerFiles
 from headrace.io.local_files import bytes_of
@@ -115,6 +115,30 @@ class OpenArrays(Generic[T]):
         self.library.close()
         self.files.close()
         self.chunks.clear()
+
+
+class OpenSource(Locatable):
+    """Records out of what is open, and of chunks that are decoded."""
+
+    def __init__(self, opened: OpenArrays[Any]) -> None:
+        self.files = opened.files
+        self._opened = opened
+
+    def read_afresh(self, indices: Sequence[int]) -> list[Any]:
+        self._opened.chunks.clear()
+        return super().read_afresh(indices)
+
+    def take_counts(self) -> Counter[str]:
+        return super().take_counts() + self._opened.chunks.take_counts()
+
+    def hold_chunks(self, nbytes: int) -> None:
+        self._opened.chunks.resize(nbytes)
+
+    def close(self) -> None:
+        """Closes what this process has open of this source and those that share it; decoded
+        chunks are forgotten.
+        """
+        self._opened.close()
 
 
 def visit(

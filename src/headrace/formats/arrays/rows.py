@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import BudgetError, FormatError, HeadraceError
 from headrace.formats.arrays.chunks import COUNTABLE, DirectChunks, LibraryRows, shown_array
 from headrace.formats.arrays.packed import PackedInfo
-from headrace.formats.arrays.reader import ArrayReader, OpenArrays
+from headrace.formats.arrays.reader import ArrayReader, OpenArrays, OpenSource
 from headrace.formats.source import ArraySource, Description, Rows
 from headrace.io.ranges import ByteRanges
 from headrace.memory.budget import format_size
@@ -41,13 +40,12 @@ def check_fits(nbytes: int, what: str, remedy: str) -> None:
         )
 
 
-class ReadersSource(ArraySource):
+class ReadersSource(OpenSource, ArraySource):
     """Records that are read from the chunks of arrays. `path` is where they are, for messages."""
 
     def __init__(self, path: str, opened: OpenArrays[Any], readers: Sequence[ArrayReader]) -> None:
+        super().__init__(opened)
         self.path: str = path
-        self.files = opened.files
-        self._opened = opened
         self._readers = readers
 
     @abstractmethod
@@ -93,22 +91,6 @@ class ReadersSource(ArraySource):
     @property
     def locating_needs_io(self) -> bool:
         return any(reader.chunks.needs_io for reader in self._readers)
-
-    def read_afresh(self, indices: Sequence[int]) -> list[Any]:
-        self._opened.chunks.clear()
-        return super().read_afresh(indices)
-
-    def take_counts(self) -> Counter[str]:
-        return super().take_counts() + self._opened.chunks.take_counts()
-
-    def hold_chunks(self, nbytes: int) -> None:
-        self._opened.chunks.resize(nbytes)
-
-    def close(self) -> None:
-        """Closes what this process has open of this source and those that share it; decoded
-        chunks are forgotten.
-        """
-        self._opened.close()
 
 
 class ArraysSource(ReadersSource):

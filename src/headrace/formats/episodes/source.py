@@ -16,8 +16,6 @@ NOTE [ from windows to arrays ]
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -25,11 +23,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headrace.casting import cast_into
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import FormatError
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays
-from headrace.formats.arrays.rows import ReadersSource
+from headrace.formats.arrays.rows import ReadersSource, layout_fingerprint
 from headrace.formats.resolve.file_set import PackedNames
 from headrace.formats.source import Column, Description, one_after_the_other
 from headrace.formats.tree import StoredArray
@@ -353,22 +350,12 @@ class EpisodeSource(ReadersSource):
     def read(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         return self._records(np.asarray(indices, np.int64), self._fetch)
 
-    def read_windows(
-        self,
-        indices: IntArray,
-        outs: Mapping[str, npt.NDArray[Any]],
-    ) -> None:
-        """Writes windows into arrays [windows, window, ...] by key, cast to their dtypes, and their
-        masks into that of `MASK`.
+    def read_windows(self, indices: IntArray, outs: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Writes windows into arrays [windows, window, ...] by key, of the dtypes of the keys, and
+        their masks into that of `MASK`.
         """
         episodes, starts = self.windows.places(indices)
-        into = {}
-        for key in self.keys:
-            if outs[key.name].dtype == key.dtype:
-                into[key.name] = outs[key.name]
-        for name, windows in self._columns(episodes, starts, self._fetch, into).items():
-            if name not in into:
-                cast_into(windows, outs[name])
+        self._columns(episodes, starts, self._fetch, outs)
         outs[MASK][...] = self.windows.masks(episodes, starts)
 
     def _records(self, indices: IntArray, fetch: Fetch) -> list[dict[str, Any]]:
@@ -603,7 +590,7 @@ class EpisodeSource(ReadersSource):
             sorted(self.static),
             self.windows.options,
         ]
-        return hashlib.blake2b(json.dumps(layout).encode(), digest_size=16).hexdigest()
+        return layout_fingerprint(layout)
 
     def location(self, index: int) -> str:
         episodes, starts = self.windows.places(np.array([index]))

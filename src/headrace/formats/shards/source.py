@@ -9,7 +9,6 @@ decoded as a chunk, or sample by sample. An `index.json` next to the shards give
 
 from __future__ import annotations
 
-import hashlib
 import io
 import itertools
 import json
@@ -17,7 +16,6 @@ import os
 import posixpath
 import struct
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -30,7 +28,8 @@ from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import DataNotFoundError, FormatError
 from headrace.formats.arrays.chunks import Chunks
 from headrace.formats.arrays.codecs import GZIP, Codec, Inflate, Pipeline, Zstd
-from headrace.formats.arrays.reader import ChunkCache, visit
+from headrace.formats.arrays.reader import OpenArrays, OpenSource, visit
+from headrace.formats.arrays.rows import layout_fingerprint
 from headrace.formats.shards.heads import (
     COPY,
     INDEX,
@@ -41,7 +40,7 @@ from headrace.formats.shards.heads import (
     head_in,
     size_of,
 )
-from headrace.formats.source import Column, Columns, Description, Locatable, RowSource
+from headrace.formats.source import Column, Columns, Description, RowSource
 from headrace.formats.table.columns import pyarrow
 from headrace.io.files import Files
 from headrace.io.paths import named_part, redact
@@ -226,7 +225,7 @@ def _decompressed(data: Any, codec: str) -> Any:
     return Pipeline([CODECS[codec]]).decode(data, nbytes).data
 
 
-class ShardSource(RowSource, Locatable):
+class ShardSource(OpenSource, RowSource):
     """Samples: the values of one column, or dicts of several.
 
     Args:
@@ -248,7 +247,7 @@ class ShardSource(RowSource, Locatable):
         columns: dict[str, ShardColumn],
         names: str | Sequence[str],
     ) -> None:
-        self.files = files
+        super().__init__(OpenArrays(files))
         self._shards = list(shards)
         self._columns = columns
         self._is_one = isinstance(names, str)
@@ -259,7 +258,6 @@ class ShardSource(RowSource, Locatable):
         self._paths = [shard.path for shard in shards]
         self._heads = heads
         self._chunks = _Packed(files, self._shards, heads)
-        self._decoded = ChunkCache(0)
         self._varying = sum(column.nbytes is None for column in columns.values())
         for name in self._names:
             if columns[name].decode is None:
@@ -307,17 +305,13 @@ class ShardSource(RowSource, Locatable):
     def decoded_nbytes(self) -> int:
         return self._chunks.all_nbytes
 
-    def hold_chunks(self, nbytes: int) -> None:
-        self._decoded.resize(nbytes)
-
     def fingerprint(self) -> str:
         """A hash of the columns, and of the names and samples of the shards."""
         shards = [
             (posixpath.basename(named_part(shard.path)), shard.samples) for shard in self._shards
         ]
         columns = {name: column[:2] for name, column in self._columns.items()}
-        said = json.dumps([self._names, columns, shards]).encode()
-        return hashlib.blake2b(said, digest_size=16).hexdigest()
+        return layout_fingerprint([self._names, columns, shards])
 
     def location(self, index: int) -> str:
         number = int(np.searchsorted(self._starts, index, side="right")) - 1
@@ -335,13 +329,6 @@ class ShardSource(RowSource, Locatable):
             column.chunks = 1
             column.decoded = column.read = self._chunks.nbytes
         return Description([column], files=len(self._shards), stored=self.stored_nbytes)
-
-    def take_counts(self) -> Counter[str]:
-        return super().take_counts() + self._decoded.take_counts()
-
-    def close(self) -> None:
-        self._decoded.clear()
-        self.files.close()
 
     # -- reading
 
@@ -368,21 +355,12 @@ class ShardSource(RowSource, Locatable):
             packed = self._chunks.byte_ranges(chunks)
             plain = self._ranges(shards[~is_packed], inner[~is_packed])
         except (DataNotFoundError, FormatError):
-            good = [number for number in distinct(shards).tolist() if self._is_good(number)]
-            chosen = np.flatnonzero(np.isin(shards, good))
-            return self.byte_ranges(indices[chosen])
+            numbers = distinct(shards).tolist()
+            if len(numbers) == 1:
+                return ByteRanges.of([])
+            found = [self.byte_ranges(indices[shards == number]) for number in numbers]
+            return ByteRanges.joined(found)
         return ByteRanges.joined([plain, packed])
-
-    def _is_good(self, number: int) -> bool:
-        """True if the samples of a shard can be located."""
-        try:
-            if self._is_packed[number]:
-                self._chunks.byte_ranges(self._chunks.firsts[[number]])
-            else:
-                self._heads.of([number])
-        except (DataNotFoundError, FormatError):
-            return False
-        return True
 
     def _ranges(self, shards: IntArray, inner: IntArray) -> ByteRanges:
         """Where samples lie in shards that are not compressed."""
@@ -408,7 +386,7 @@ class ShardSource(RowSource, Locatable):
                 records[at] = self._record(opened.data[start:stop])
 
         used = list(map(len, places))
-        visit(self._chunks, self._decoded, "", numbers, used, use, self.run)
+        visit(self._chunks, self._opened.chunks, "", numbers, used, use, self.run)
         return records
 
     def _record(self, data: Any) -> Any:

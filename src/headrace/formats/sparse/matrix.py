@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -193,20 +194,18 @@ def tables_of(tree: Tree, group: str) -> tuple[str | None, str | None]:
     return found[0], found[1]
 
 
-def names_in(tree: Tree, table: str) -> npt.NDArray[Any]:
-    """The names of a table's rows: [rows] str objects."""
+def names_in(tree: Tree, table: str, rows: int) -> list[str]:
+    """The names of a table's rows."""
     name = tree.text(table, "_index") or "_index"
     if tree.kind(f"{table}/{name}") is None:
         raise FormatError(
             f"{tree.shown}: {table!r} has no {name!r}, where the names of its rows should be: the "
             "file is damaged"
         )
-    values, categories = read_column(tree, table, name)
+    values, categories = read_column(tree, table, name, rows)
     if categories is not None:
         values = np.array(categories, object)[values]
-    if values.dtype == object:
-        return values
-    return np.array([*map(str, values.tolist())], object)
+    return [*map(str, values.tolist())]
 
 
 def read_column(tree: Tree, table: str, name: str, rows: int | None = None) -> Column:
@@ -235,9 +234,12 @@ def read_column(tree: Tree, table: str, name: str, rows: int | None = None) -> C
         labels = f"{place}/categories"
     else:
         values = _nullable(tree, place, where)
-    if values.ndim != 1 or (rows is not None and len(values) != rows):
+    if rows is None:
+        rows = values.size
+    if values.shape != (rows,):
         raise FormatError(
-            f"{where} has shape {list(values.shape)}, not one value for each of {rows:,} rows"
+            f"{where} has shape {list(values.shape)}, not one value for each of {rows:,} rows: "
+            "the file is damaged"
         )
     if not tree.is_array(labels):
         return Column(values)
@@ -335,39 +337,16 @@ class RowTable(Mapping[str, npt.NDArray[Any]]):
     is read when it is asked for.
 
     Args:
-        data_path, reach: the files, and how they are reached.
-        group: of the matrices.
-        rows: of each file.
-        names: of the columns of the first.
+        names: of the columns.
+        read: reads one. Must be picklable.
     """
 
-    def __init__(
-        self,
-        data_path: DataPath,
-        reach: RemoteOptions,
-        group: str,
-        rows: Sequence[int],
-        names: Sequence[str],
-    ) -> None:
-        self._data_path = data_path
-        self._reach = reach
-        self._group = group
-        self._rows = list(rows)
-        self._names = list(names)
+    def __init__(self, names: list[str], read: Callable[[str], npt.NDArray[Any]]) -> None:
+        self._names = names
+        self._read = read
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        def read(tree: Tree) -> tuple[str, Column]:
-            return tree.shown, _row_columns(tree, self._group, [name])[0]
-
-        nodes = ["obs", f"obs/{name}"]
-        found, _ = look_into(self._data_path, self._reach, None, read, nodes=nodes)
-        rows = {shown: len(column.values) for shown, column in found}
-        if [*rows.values()] != self._rows:
-            raise FileChangedError(
-                f"column {name!r} has {rows} rows now, and the matrices had {self._rows}: open "
-                "them again"
-            )
-        return joined_column([column for _, column in found], name).values
+        return self._read(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -377,6 +356,24 @@ class RowTable(Mapping[str, npt.NDArray[Any]]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._names
+
+
+def _read_labels(
+    data_path: DataPath, reach: RemoteOptions, group: str, matrix_rows: list[int], name: str
+) -> npt.NDArray[Any]:
+    """A column of `obs` of files whose matrices have so many rows each."""
+
+    def read(tree: Tree) -> tuple[str, Column]:
+        return tree.shown, _row_columns(tree, group, [name])[0]
+
+    found, _ = look_into(data_path, reach, None, read, nodes=["obs", f"obs/{name}"])
+    rows = {shown: len(column.values) for shown, column in found}
+    if [*rows.values()] != matrix_rows:
+        raise FileChangedError(
+            f"column {name!r} has {rows} rows now, and the matrices had {matrix_rows}: open them "
+            "again"
+        )
+    return joined_column([column for _, column in found], name).values
 
 
 class _File(NamedTuple):
@@ -389,7 +386,7 @@ class _File(NamedTuple):
 
     shown: str
     matrix: Matrix
-    names: npt.NDArray[Any] | None
+    names: list[str] | None
     targets: list[Column]
     of_rows: list[str]
 
@@ -458,19 +455,14 @@ def open_rows(
         for number, name in enumerate(targets)
     }
     rows = [file.matrix.shape[0] for file in files]
-    table = RowTable(data_path, reach, group, rows, files[0].of_rows)
-    return concatenated(sources), names, of_rows, table
+    read = functools.partial(_read_labels, data_path, reach, group, rows)
+    return concatenated(sources), names, of_rows, RowTable(files[0].of_rows, read)
 
 
 def _look_into(tree: Tree, group: str, targets: Sequence[str]) -> _File:
     matrix = open_matrix(tree, group)
     table, columns = tables_of(tree, group)
-    names = None if columns is None else names_in(tree, columns)
-    if names is not None and len(names) != matrix.shape[1]:
-        raise FormatError(
-            f"{tree.shown}: {columns!r} names {len(names):,} columns, and {group!r} has "
-            f"{matrix.shape[1]:,}: the file is damaged"
-        )
+    names = None if columns is None else names_in(tree, columns, matrix.shape[1])
     of_rows = [] if table is None else column_names(tree, table)
     found = _row_columns(tree, group, targets, matrix.shape[0])
     return _File(tree.shown, matrix, names, found, of_rows)
@@ -503,22 +495,16 @@ def _join_columns(
     """
     if join not in (None, "inner", "outer"):
         raise ConfigError(f"join must be 'inner', 'outer' or None, not {join!r}")
-    first = files[0]
-    width = first.matrix.shape[1]
-    each: list[Any] = [file.names for file in files]  # None where a file names none
-    are_alike = all(np.array_equal(one, each[0]) for one in each)
-    are_alike = are_alike and all(file.matrix.shape[1] == width for file in files)
+    names = files[0].names
+    width = files[0].matrix.shape[1]
+    are_alike = all((file.names, file.matrix.shape[1]) == (names, width) for file in files)
     are_named = columns is not None and np.asarray(columns).dtype.kind not in "biu"
-    names: list[str] | None = None
     if not are_alike:
         names = _joint_names(files, join, are_named)
         width = len(names)
-    elif first.names is not None:
-        names = first.names.tolist()
-    known = {name: number for number, name in enumerate(names or ())}
     picked = np.arange(width)
     if are_named:
-        picked = _named(columns, known, files)
+        picked = _named(columns, names, files)
     elif columns is not None:
         picked = _numbered(np.asarray(columns), width)
     unique, counts = np.unique(picked, return_counts=True)
@@ -526,18 +512,18 @@ def _join_columns(
         number = int(unique[np.argmax(counts > 1)])
         shown = f"column {number:,}" if names is None else repr(names[number])
         raise ConfigError(f"columns names {shown} more than once")
-    becomes = np.full(width + 1, -1, np.int32)  # the last one is that of columns that are left out
-    becomes[picked] = np.arange(len(picked), dtype=np.int32)
-    tables: list[npt.NDArray[np.int32] | None] = []
-    for file in files:
-        own = np.arange(width)
-        if not are_alike:
-            own = np.array([known.get(name, -1) for name in _names_of(file)], np.int64)
-        numbers = becomes[own]
-        tables.append(None if np.array_equal(numbers, np.arange(len(picked))) else numbers)
+    numbers = np.full(width, -1, np.int32)
+    numbers[picked] = np.arange(len(picked))
+    tables = [numbers] * len(files)
     if names is not None:
         names = [names[number] for number in picked.tolist()]
-    return names, len(picked), tables
+    if names is not None and not are_alike:
+        places = {name: place for place, name in enumerate(names)}
+        own = [[places.get(name, -1) for name in _names_of(file)] for file in files]
+        tables = [np.array(numbers, np.int32) for numbers in own]
+    unchanged = np.arange(len(picked))
+    each = [None if np.array_equal(table, unchanged) else table for table in tables]
+    return names, len(picked), each
 
 
 def _names_of(file: _File) -> list[str]:
@@ -547,15 +533,14 @@ def _names_of(file: _File) -> list[str]:
             f"{file.shown} does not name its {file.matrix.shape[1]:,} columns (there is no var), "
             "so they can't be found by name"
         )
-    names: list[str] = file.names.tolist()
-    if len(set(names)) < len(names):
-        name = next(name for name in names if names.count(name) > 1)
+    if len(set(file.names)) < len(file.names):
+        [(name, _)] = Counter(file.names).most_common(1)
         raise FormatError(
             f"{file.shown}: more than one column is called {name!r}, so columns can't be found by "
             "name: make names unique (anndata: adata.var_names_make_unique()), or choose columns "
             "by number"
         )
-    return names
+    return file.names
 
 
 def _joint_names(files: Sequence[_File], join: Join | None, are_named: bool) -> list[str]:
@@ -583,7 +568,7 @@ def _joint_names(files: Sequence[_File], join: Join | None, are_named: bool) -> 
     return common
 
 
-def _named(columns: Any, known: Mapping[str, int], files: Sequence[_File]) -> IntArray:
+def _named(columns: Any, names: list[str] | None, files: Sequence[_File]) -> IntArray:
     """The numbers of columns among the joint ones, by their names."""
     array = np.asarray(columns)
     chosen = array.tolist()
@@ -591,18 +576,19 @@ def _named(columns: Any, known: Mapping[str, int], files: Sequence[_File]) -> In
         raise ConfigError(
             f"columns must be names or numbers of columns, or a mask, not {described(columns)}"
         )
-    if files[0].names is None:
+    if names is None:
         raise ConfigError(
             f"columns holds names, but {files[0].shown} does not name its columns (there is no "
             "var): pass numbers"
         )
+    known = {name: number for number, name in enumerate(names)}
     for file in files:
         own = set(_names_of(file))
         for name in chosen:
             if name not in own and name not in known:
                 raise MissingNameError(
                     f"{file.shown} has no column {name!r}; it has: "
-                    f"{listed_names([*known], name, repr)}"
+                    f"{listed_names(names, name, repr)}"
                 )
     return np.array([known[name] for name in chosen], np.int64)
 

@@ -17,11 +17,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import hashlib
 import itertools
-import json
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -31,9 +28,10 @@ import numpy.typing as npt
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import FormatError
 from headrace.formats.arrays.chunks import Chunks
-from headrace.formats.arrays.reader import ChunkCache, visit
+from headrace.formats.arrays.reader import OpenArrays, OpenSource, visit
+from headrace.formats.arrays.rows import layout_fingerprint
 from headrace.formats.resolve.file_set import FileSet
-from headrace.formats.source import Column, Description, Locatable, Rows, RowSource
+from headrace.formats.source import Column, Description, Rows, RowSource
 from headrace.formats.table.arrow import INDEX, ArrowTable
 from headrace.formats.table.columns import Numbers, pyarrow, storage_of, what_is
 from headrace.formats.table.files import (
@@ -153,7 +151,7 @@ class _Blocks(Chunks):
         self._files.check(self._at(number)[0].path)
 
 
-class TableSource(RowSource, Locatable):
+class TableSource(OpenSource, RowSource):
     """The rows of the files of a table, one file after the other.
 
     Records are values of one column; or, of several, dicts of them: see `Column.values`.
@@ -171,8 +169,8 @@ class TableSource(RowSource, Locatable):
     def __init__(
         self, tables: Sequence[TableFile], files: Files, names: str | Sequence[str]
     ) -> None:
+        super().__init__(OpenArrays(files))
         self.tables: list[TableFile] = list(tables)
-        self.files = files
         self.is_one: bool = isinstance(names, str)
         self.names = (names,) if isinstance(names, str) else tuple(names)
         filled = [table for table in self.tables if table.rows.any()]
@@ -196,7 +194,6 @@ class TableSource(RowSource, Locatable):
         """True if nothing is decoded, for the files lie on this machine, and not compressed."""
         self.specs: dict[str, ArraySpec | None] = {name: first.spec(name) for name in self.names}
         """Shape and dtype of the values of each column, if they are alike."""
-        self._decoded = ChunkCache(0)
         # there is no room for all blocks, which the next epoch would find decoded
         self._drops_used = True
 
@@ -229,7 +226,7 @@ class TableSource(RowSource, Locatable):
         return int(self._blocks.sizes.array.sum()) + len(self) * masks
 
     def hold_chunks(self, nbytes: int) -> None:
-        self._decoded.resize(nbytes)
+        super().hold_chunks(nbytes)
         self._drops_used = nbytes < self.decoded_nbytes
 
     @property
@@ -240,8 +237,7 @@ class TableSource(RowSource, Locatable):
     def fingerprint(self) -> str:
         """A hash of names and types of the columns, and of the rows of each block."""
         rows = [table.rows.tolist() for table in self.tables]
-        layout = [list(self.first.kinds.items()), self.is_one, rows]
-        return hashlib.blake2b(json.dumps(layout).encode(), digest_size=16).hexdigest()
+        return layout_fingerprint([list(self.first.kinds.items()), self.is_one, rows])
 
     @contextlib.contextmanager
     def of_one_version(self) -> Iterator[list[list[Any]] | None]:
@@ -273,14 +269,6 @@ class TableSource(RowSource, Locatable):
         facts = {"files": self.files.explain()} if self.files.is_remote else {}
         return Description([column], facts, len(self.tables), self.stored_nbytes)
 
-    def take_counts(self) -> Counter[str]:
-        return super().take_counts() + self._decoded.take_counts()
-
-    def close(self) -> None:
-        """Closes what this process has open; decoded blocks are forgotten."""
-        self._decoded.clear()
-        self.files.close()
-
     # -- reading
 
     @property
@@ -301,10 +289,6 @@ class TableSource(RowSource, Locatable):
         if self.is_one:
             return cast(list[Any], columns[self.names[0]])
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-    def read_afresh(self, indices: Sequence[int]) -> list[Any]:
-        self._decoded.clear()
-        return super().read_afresh(indices)
 
     def read_columns(self, indices: Sequence[int] | IntArray, outs: Mapping[str, Out]) -> None:
         """Writes the values of rows into the rows of arrays, of the shapes and dtypes in `specs`,
@@ -361,7 +345,7 @@ class TableSource(RowSource, Locatable):
                 for one in range(first, last):
                     out[place_of[one]] = value(row_of[one])
 
-        visit(self._blocks, self._decoded, "", blocks, used, use, self.run)
+        visit(self._blocks, self._opened.chunks, "", blocks, used, use, self.run)
 
     def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
         starts = self._blocks.starts.array
