@@ -25,9 +25,10 @@ from headrace.io import index as index_module
 from headrace.io.files import Files
 from headrace.io.index import IndexKind, index_of
 from headrace.io.local_files import LocalFiles
+from headrace.io.paths import with_index
 from headrace.io.ranges import WHOLE, ByteRanges
 from headrace.io.remote.options import RemoteOptions
-from headrace.io.remote_files import RemoteFiles, with_index
+from headrace.io.remote_files import RemoteFiles
 from tests.io.remote import reading
 from tests.servers.ranges import RangeServer
 

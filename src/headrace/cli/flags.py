@@ -268,14 +268,14 @@ def open_data(
     """
     from headrace.datasets.open import open_dataset
     from headrace.datasets.text.text import TextDataset
-    from headrace.formats.resolve.resolver import look_for
+    from headrace.formats.resolve.resolver import named_format
     from headrace.formats.table.files import TABLES
 
     of_texts = {*_TEXTS}
     if "targets" not in options:
         of_texts.add("delimiter")  # else it is that of the table of labels
     if are_texts or options.keys() & of_texts:
-        kind, _ = look_for(path, (TABLES,), lists=False)
+        kind, _ = named_format(path, (TABLES,))
         if kind is None:
             return TextDataset(path, **options)
     return (opens or open_dataset)(path, **options)

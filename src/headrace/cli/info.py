@@ -104,10 +104,10 @@ def _unit_of(path: str) -> dict[str, str]:
     from headrace.memory.budget import format_size
 
     reach = RemoteOptions()
-    format_, where = detect(path, reach)
-    if format_ is not TEXTS:
+    files = detect(path, reach)
+    if files.kind is not TEXTS:
         return {}
-    source = FilesSource(where, TEXT_EXTENSIONS, reach)
+    source = FilesSource(files, TEXT_EXTENSIONS, reach)
     nbytes = int(source.sizes().sum())
     source.close()
     if nbytes <= _FETCHED:

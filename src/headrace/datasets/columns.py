@@ -232,17 +232,18 @@ class ColumnsDataset(BaseDataset):
     ) -> None:
         check_arguments(self, data_path, options, transform=transform, loading_mode=loading_mode)
         reach, common = RemoteOptions.split(options)
-        format_, where = detect(data_path, reach)
-        if format_.open is None:
+        files = detect(data_path, reach)
+        kind = files.kind
+        if kind.open is None:
             shown = redact(entries_of(data_path)[0])
-            raise FormatError(f"{shown} holds {format_.name}: use {format_.dataset}")
+            raise FormatError(f"{shown} holds {kind.name}: use {kind.dataset}")
         one = None
         if isinstance(columns, str):
             one = columns
             columns = [columns]
         elif columns is not None and not isinstance(columns, Sequence):
             raise ConfigError(f"columns must be a name or a list of names, not {columns!r}")
-        opened = open_columns(where, reach, columns or ())
+        opened = open_columns(files, reach, columns or ())
         source = opened.rows(list(columns or opened.names))
         if one is not None:
             source = opened.column(one)

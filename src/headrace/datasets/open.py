@@ -20,7 +20,7 @@ from headrace.errors import ConfigError
 from headrace.formats.episodes.rlds import features_beside
 from headrace.formats.hdf5 import HDF5
 from headrace.formats.registry import detect
-from headrace.formats.resolve.file_set import FileSet, Format
+from headrace.formats.resolve.file_set import FileSet
 from headrace.formats.resolve.resolver import DataPath, entries_of
 from headrace.formats.tfrecord import TFRECORD
 from headrace.formats.zarr.stores import ZARR
@@ -91,20 +91,18 @@ def open_dataset(data_path: DataPath, **options: Any) -> BaseDataset:
         FormatError: a file has another format.
     """
     check_names("open_dataset", options, KNOWN_KEYWORDS, OF_LOADERS)
-    where: DataPath | FileSet = data_path
     files: FileSet | None = None
     cls: type[BaseDataset] = TextDataset
     if options.get("column") is None:
         remote, _ = RemoteOptions.split(options)
-        kind, files = detect(data_path, remote)
-        where = files
-        cls = _BY_NAME.get(kind.dataset, ColumnsDataset)
+        files = detect(data_path, remote)
+        cls = _BY_NAME.get(files.kind.dataset, ColumnsDataset)
     elif options.keys() & _OF_IMAGES:
         cls = ImageDataset
     try:
-        if files is not None and kind in (HDF5, ZARR):
-            cls = _class_of_arrays(files, kind, remote, options)
-        elif files is not None and kind == TFRECORD:
+        if files is not None and files.kind in (HDF5, ZARR):
+            cls = _class_of_arrays(files, remote, options)
+        elif files is not None and files.kind == TFRECORD:
             reader = files.server or LocalFiles(remote.cache_dir)
             if _OF_EPISODES & options.keys() or (
                 _KEYWORDS[EpisodeDataset].issuperset(options)
@@ -114,7 +112,7 @@ def open_dataset(data_path: DataPath, **options: Any) -> BaseDataset:
         if not _KEYWORDS[cls].issuperset(options):
             _refuse_options(data_path, cls, options)
         opens: Any = cls
-        dataset: BaseDataset = opens(where, **options)
+        dataset: BaseDataset = opens(data_path if files is None else files, **options)
     except BaseException:
         if files is not None and files.server is not None:
             files.server.close()
@@ -123,7 +121,7 @@ def open_dataset(data_path: DataPath, **options: Any) -> BaseDataset:
 
 
 def _class_of_arrays(
-    where: FileSet, kind: Format, remote: RemoteOptions, options: dict[str, Any]
+    files: FileSet, remote: RemoteOptions, options: dict[str, Any]
 ) -> type[BaseDataset]:
     """The class that opens HDF5 files or Zarr stores. For a sparse matrix, sets the group in
     `options`.
@@ -135,7 +133,7 @@ def _class_of_arrays(
         dialects.append(EPISODES)
     if not options.keys() & _OF_ARRAYS:
         dialects.append(SPARSE)
-    cls, what = class_by_dialect(where, kind, remote, dialects)
+    cls, what = class_by_dialect(files, files.kind, remote, dialects)
     if cls is SparseDataset:
         options.setdefault("group", what)
     return cls

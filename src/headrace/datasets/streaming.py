@@ -155,7 +155,8 @@ def _open(
         ConfigError: shards have several formats, or an option belongs to another format.
         DataNotFoundError, FormatError, AccessError: there are no shards; one can't be read.
     """
-    kind, files = detect(urls, reach, _SHARDS)
+    files = detect(urls, reach, _SHARDS)
+    kind = files.kind
     check_splits(files)
     if decode is not True and kind.name != TARS.name:
         raise ConfigError(f"decode is for .tar shards, but these are {kind.name}: leave it out")

@@ -267,7 +267,6 @@ _CLASSES: dict[Format, Any] = {TABLES: TableDataset, HDF5: HDF5Dataset, ZARR: Za
 
 def open_rows(
     files: FileSet,
-    format_: Format,
     column: str,
     target_name: str | None,
     options: Mapping[str, Any],
@@ -278,8 +277,8 @@ def open_rows(
     Raises:
         Exception: as `TableDataset`, `HDF5Dataset` or `ZarrDataset`.
     """
-    if format_ not in _CLASSES:
+    if files.kind not in _CLASSES:
         return None
-    rows: BaseDataset = _CLASSES[format_](files, column, target_name=target_name, **options)
+    rows: BaseDataset = _CLASSES[files.kind](files, column, target_name=target_name, **options)
     rows.block_memory.hold_chunks(0)  # the other dataset reserves memory for them
     return rows

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,9 @@ from headrace.io.local_files import LocalFiles
 from headrace.io.paths import composed, redact
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
-from headrace.io.remote_files import RemoteFiles
+
+if TYPE_CHECKING:
+    from headrace.io.remote_files import RemoteFiles
 
 _LOOKED_AT = 1000  # files whose sizes are looked at
 _PIECE = 1 << 16  # names that are looked at together: what is made of them is small

@@ -32,10 +32,9 @@ from headrace.formats.zarr.stores import ZARR
 from headrace.io.atomic import written_to
 from headrace.io.index import IndexKind, index_bytes
 from headrace.io.local_files import LocalFiles
-from headrace.io.paths import redact
+from headrace.io.paths import redact, with_index
 from headrace.io.remote.options import RemoteOptions, ServerKeywords
-from headrace.io.remote.requests import path_in
-from headrace.io.remote_files import RemoteFiles, with_index
+from headrace.io.remote_files import RemoteFiles
 
 FORMATS: tuple[Format, ...] = (IMAGES, TARS, MDS, TFRECORD, TEXTS, HDF5, ZARR, TABLES, LITDATA)
 """All formats. Of several formats in one folder, the first in this list is read."""
@@ -80,8 +79,8 @@ def detect(
     data_path: DataPath | FileSet,
     options: RemoteOptions,
     kinds: tuple[Format, ...] = FORMATS,
-) -> tuple[Format, FileSet]:
-    """The format of the files that a path means, and these files.
+) -> FileSet:
+    """The files that a path means, with their format.
 
     Args:
         data_path: a path, glob, URL or list; see `headrace.formats.resolve.resolver.resolve`.
@@ -92,13 +91,12 @@ def detect(
         ConfigError, DataNotFoundError, FormatError, AccessError, RemoteError: see `look_for`.
         FormatError: a file is of no format that is known.
     """
-    kind, where = look_for(data_path, kinds, options)
-    if kind is None and kinds is FORMATS and installed_formats():
+    found = look_for(data_path, kinds, options)
+    if found is None and kinds is FORMATS and installed_formats():
         kinds += installed_formats()
-        kind, where = look_for(data_path, installed_formats(), options)
-    if kind is not None:
-        assert isinstance(where, FileSet)
-        return kind, where
+        found = look_for(data_path, installed_formats(), options)
+    if found is not None:
+        return found
     endings = tuple(ending for format_ in kinds for ending in format_.all_endings)
     files = resolve(data_path, Format("data", endings), options)  # says what is there, of folders
     if files.server is not None:
@@ -194,7 +192,7 @@ def _write(url: str, data: bytes, server: RemoteFiles) -> str:
             with written_to(path) as file:
                 file.write(data)
         else:
-            server.filesystem.pipe_file(path_in(url, server.filesystem), data)
+            server.filesystem.pipe_file(server.path_of(url), data)
         return path
     except PermissionError as error:
         raise AccessError(f"{redact(url)} can't be written: {redact(error)}") from None

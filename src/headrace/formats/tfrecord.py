@@ -36,7 +36,6 @@ from headrace.io.index import Headers, IndexKind, indices_of
 from headrace.io.local_files import LocalFiles
 from headrace.io.paths import cache_folder, named_part, redact
 from headrace.io.ranges import ByteRanges
-from headrace.io.remote_files import opened_in_order
 from headrace.memory.anonymous import SharedArray
 
 _HEAD, _TAIL = 12, 4
@@ -220,7 +219,7 @@ def _copied(files: Files, path: str, is_packed: bool) -> FileArrays:
     """
 
     def write(writer: ArrayWriter) -> None:
-        opened = opened_in_order(files, path)
+        opened = files.stream(path)
         pieces = _pieces(opened, path) if is_packed else iter(lambda: opened.read(_PIECE), b"")
         starts = array("q")
         start = 0

@@ -39,14 +39,15 @@ def open_trees(
         ConfigError: HDF5 files and Zarr stores lie there.
         ConfigError, DataNotFoundError, AccessError, RemoteError: see `resolve`.
     """
-    where = data_path
     if kind in (None, ZARR) and objects_in(data_path):
         stores = OpenZarr(direct=direct, **options)
         return [stores.take(store) for store in objects_in(data_path)], stores
+    files = None
     if kind is None:
-        kind, where = look_for(data_path, (HDF5, ZARR), reach)
-    files = resolve(where, kind or HDF5, reach)
-    if kind == ZARR:
+        files = look_for(data_path, (HDF5, ZARR), reach)
+    if files is None:
+        files = resolve(data_path, kind or HDF5, reach)
+    if files.kind == ZARR:
         return files.urls(), OpenZarr(files.server, direct=direct, **options)
     return files.urls(), OpenHDF5(files.server, direct=direct)
 

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from headrace.errors import DataNotFoundError, FormatError
 from headrace.io.paths import redact
@@ -139,6 +139,12 @@ class Files(ABC):
             Exception: as `read`.
         """
         return b"".join(data or b"" for data in self.read(ranges))
+
+    def stream(self, path: str) -> BinaryIO:
+        """A file to be read once, from beginning to end. Close it, for the sake of what is on its
+        way.
+        """
+        return open(path, "rb")
 
     @abstractmethod
     def prefetch(self, pieces: Sequence[ByteRanges], urgent: bool = False) -> None:

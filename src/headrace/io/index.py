@@ -20,7 +20,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -39,7 +39,9 @@ from headrace.io.array_file import (
 from headrace.io.files import Files
 from headrace.io.paths import cache_folder, redact
 from headrace.io.ranges import ByteRanges
-from headrace.io.remote_files import RemoteFiles
+
+if TYPE_CHECKING:
+    from headrace.io.remote_files import RemoteFiles
 
 KEPT_FROM = 1 << 12
 """Items of an index from which on that of a local file is cached without a `cache_dir` too, in the
@@ -169,13 +171,14 @@ def learn_indexed(files: Files, urls: Sequence[str], kind: IndexKind) -> None:
     Raises:
         DataNotFoundError, AccessError, RemoteError: see `RemoteFiles.learn`.
     """
-    if not isinstance(files, RemoteFiles):
+    if not files.is_remote:
         return
+    server = cast("RemoteFiles", files)
     unknown: list[str] = []
-    for url, version in zip(urls, files.learn(urls), strict=True):
+    for url, version in zip(urls, server.learn(urls), strict=True):
         if version.tag is None or not os.path.exists(cached_index(files, url, kind).path):
             unknown.append(url)
-    files.learn_beside(unknown)
+    server.learn_beside(unknown)
 
 
 def keep_index(files: Files, path: str, kind: IndexKind, made: Arrays, took: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import heapq
 import os
+import posixpath
 import re
 import stat
 import tempfile
@@ -159,6 +160,46 @@ def named_part(path: str) -> str:
     if others and "://" not in first:
         return named_part("::".join(others))
     return first.partition("?")[0]
+
+
+def below(url: str, name: str) -> str:
+    """The URL of a file below another URL: before the query, if there is one."""
+    if not name:
+        return url
+    return _with_path(url, lambda path: posixpath.join(path, name))
+
+
+def with_index(url: str) -> str:
+    """The URL of the index next to a file (see `headrace.io.index`): before the query, if there is
+    one.
+    """
+    return _with_path(url, lambda path: f"{path}.index")
+
+
+def in_folder_of(url: str, name: str) -> str:
+    """The path or URL of a file in the folder of another one: before the query, if there is one."""
+    return _with_path(url, lambda path: posixpath.join(posixpath.dirname(path), name))
+
+
+def above(url: str) -> str:
+    """The path or URL of the same name one folder above; itself in the root of a server."""
+
+    def change(path: str) -> str:
+        folder, name = posixpath.split(path)
+        upper = posixpath.dirname(folder)
+        if upper.endswith(":"):
+            return path
+        return posixpath.join(upper, name)
+
+    return _with_path(url, change)
+
+
+def _with_path(url: str, change: Callable[[str], str]) -> str:
+    first, *others = chain_of(url)
+    if others and "://" not in first:  # of simplecache::s3://bucket/key the second is the file's
+        return f"{first}::{_with_path('::'.join(others), change)}"
+    path, question, query = first.partition("?")
+    return "::".join([f"{change(path)}{question}{query}", *others])
 
 
 def check_regular(path: str) -> None:

@@ -18,9 +18,8 @@ import contextlib
 import hashlib
 import io
 import itertools
-import posixpath
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
 from typing import Any, BinaryIO, cast
@@ -31,7 +30,7 @@ from headrace.errors import AccessError, FormatError
 from headrace.io import ordered
 from headrace.io.disk_cache import DiskCache
 from headrace.io.files import Files, Version
-from headrace.io.paths import cache_folder, chain_of, redact
+from headrace.io.paths import cache_folder, redact, with_index
 from headrace.io.ranges import WHOLE, ByteRanges
 from headrace.io.remote.client import Remote
 from headrace.io.remote.options import RemoteOptions
@@ -40,8 +39,6 @@ from headrace.io.remote.requests import is_http
 from headrace.memory.anonymous import SharedArray
 from headrace.memory.budget import parse_size
 
-INDEX = ".index"
-"""What is appended to a URL, for what is needed to open it (see `headrace.io.index`)."""
 BLOCK = 1 << 20
 """Bytes of a block: what is cached, and fetched at least."""
 _WORTH = BLOCK // 2  # bytes of a range for which whole blocks are fetched in any case
@@ -177,6 +174,9 @@ class RemoteFiles(Remote, Files):
             return self.run(self._fetch(ranges))
         fetched = iter(self.run(self._fetch(ranges.take(np.array(left)))) if left else [])
         return [next(fetched) if one is None else one[0] for one in taken]
+
+    def stream(self, path: str) -> BinaryIO:
+        return io.BufferedReader(_Raw(self, path), 1 << 16)
 
     def begin(self, ranges: ByteRanges, urgent: bool = True) -> Future[list[memoryview | None]]:
         """`read`, begun and not waited for."""
@@ -375,53 +375,6 @@ def _bounds(path: str, number: int, size: int) -> tuple[str, int, int]:
     return path, number * BLOCK, min((number + 1) * BLOCK, size)
 
 
-def below(url: str, name: str) -> str:
-    """The URL of what lies below another one: before the query, if there is one."""
-    if not name:
-        return url
-    return _with_path(url, lambda path: posixpath.join(path, name))
-
-
-def with_index(url: str) -> str:
-    """The URL of what lies beside a file as its index: before the query, if there is one."""
-    return _with_path(url, lambda path: path + INDEX)
-
-
-def in_folder_of(url: str, name: str) -> str:
-    """The path or URL of a name in the folder of another one: before the query, if there is one."""
-    return _with_path(url, lambda path: posixpath.join(posixpath.dirname(path), name))
-
-
-def above(url: str) -> str:
-    """The path or URL of the same name one folder above; itself in the root of a server."""
-
-    def change(path: str) -> str:
-        folder, name = posixpath.split(path)
-        upper = posixpath.dirname(folder)
-        if upper.endswith(":"):
-            return path
-        return posixpath.join(upper, name)
-
-    return _with_path(url, change)
-
-
-def _with_path(url: str, change: Callable[[str], str]) -> str:
-    first, *others = chain_of(url)
-    if others and "://" not in first:  # of simplecache::s3://bucket/key the second is the file's
-        return f"{first}::{_with_path('::'.join(others), change)}"
-    path, question, query = first.partition("?")
-    return "::".join([f"{change(path)}{question}{query}", *others])
-
-
-def read_whole(url: str, options: RemoteOptions) -> bytes | None:
-    """The bytes of one remote file; None: there is none."""
-    server = RemoteFiles(url, options)
-    try:
-        return server.find_metadata([url])[0]
-    finally:
-        server.close()
-
-
 # -- files read once, from beginning to end, with several requests on their way
 
 PIECE = 4 << 20
@@ -459,15 +412,6 @@ def _groups(pieces: ByteRanges) -> Iterator[ByteRanges]:
     cuts = np.flatnonzero(np.diff(ends // PIECE) | np.diff(numbers // _TOGETHER)) + 1
     for group in np.split(numbers, cuts):
         yield pieces.take(group)
-
-
-def opened_in_order(files: Files, path: str) -> BinaryIO:
-    """A file to be read once from its beginning on; close it, for the sake of what is on its
-    way.
-    """
-    if not files.is_remote:
-        return open(path, "rb")
-    return cast(BinaryIO, io.BufferedReader(_Raw(cast(RemoteFiles, files), path), 1 << 16))
 
 
 class _Raw(io.RawIOBase):

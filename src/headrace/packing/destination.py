@@ -39,10 +39,9 @@ from headrace.formats.resolve.resolver import expand_braces
 from headrace.formats.source import Source
 from headrace.io.atomic import TEMPORARY, user_id
 from headrace.io.checksums import SumsAhead
-from headrace.io.paths import chain_of, is_url, redact
+from headrace.io.paths import below, chain_of, is_url, redact
 from headrace.io.remote.client import Remote
 from headrace.io.remote.options import RemoteOptions
-from headrace.io.remote_files import below
 from headrace.memory.budget import format_size
 from headrace.memory.processes import HAS_LOCKS, try_lock, write_full_from
 

@@ -113,17 +113,17 @@ def open_column(
         raise ConfigError(f"targets must name a column of {shown}, or be None, not {name!r}")
     if name is not None:
         name = str(name)
-    format_, where = detect(data_path, reach)
+    files = detect(data_path, reach)
     source: Any
-    if format_ is TARS:
-        source = TarImages(where, column, wanted, reach)
+    if files.kind is TARS:
+        source = TarImages(files, column, wanted, reach)
         return Opened(source, decoder=source.decoder)
     assert column is not None
-    rows: Any = open_rows(where, format_, column, name, vars(reach))
+    rows: Any = open_rows(files, column, name, vars(reach))
     if rows is None:
         if name is None:
-            return Opened(open_columns(where, reach, [column]).column(column))
-        source = open_columns(where, reach, [column, name]).rows([column, name])
+            return Opened(open_columns(files, reach, [column]).column(column))
+        source = open_columns(files, reach, [column, name]).rows([column, name])
         return Opened(source, decoder=LabelDecoder)
     source = rows.sample_source
     first = sources_of(source)[0]

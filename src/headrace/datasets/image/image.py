@@ -58,7 +58,7 @@ from headrace.formats.files import (
 )
 from headrace.formats.hdf5 import HDF5
 from headrace.formats.resolve.file_set import EXTENSIONS, IMAGES, FileSet, Format
-from headrace.formats.resolve.resolver import DataPath, look_for
+from headrace.formats.resolve.resolver import DataPath, named_format
 from headrace.formats.source import concatenated, sources_of
 from headrace.formats.tar import TARS
 from headrace.io.paths import redact
@@ -80,8 +80,10 @@ def open_images(
     """
     kind: Format | None = TARS
     where: DataPath | FileSet = data_path
-    if column is None:
-        kind, where = look_for(data_path, (IMAGES, TARS, HDF5), reach, lists=False)
+    if column is None and isinstance(data_path, FileSet):
+        kind = data_path.kind
+    elif column is None:
+        kind, where = named_format(data_path, (IMAGES, TARS, HDF5), reach)
     if kind is TARS:
         from headrace.datasets.image.columns import open_column  # imports tables and tars
 

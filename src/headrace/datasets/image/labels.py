@@ -33,12 +33,12 @@ from headrace.errors import (
     warn,
 )
 from headrace.formats.resolve.file_set import EXTENSIONS, FileSet
+from headrace.formats.resolve.manifests import read_whole
 from headrace.formats.resolve.resolver import DataPath, entries_of
 from headrace.formats.table.columns import pyarrow
 from headrace.formats.text.records import JSON_LINES, another_delimiter, delimiters_of
 from headrace.io.paths import check_regular, composed, in_ascii, is_url, named_part, redact
 from headrace.io.remote.options import RemoteOptions
-from headrace.io.remote_files import read_whole
 
 Targets = npt.NDArray[Any] | list[Any] | TargetSequence | None
 TargetsArgument = (

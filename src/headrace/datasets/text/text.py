@@ -46,8 +46,8 @@ from headrace.errors import ConfigError, FormatError
 from headrace.formats.files import check_splits, folder_targets
 from headrace.formats.hdf5 import HDF5
 from headrace.formats.registry import detect, open_columns
-from headrace.formats.resolve.file_set import TEXTS, FileSet
-from headrace.formats.resolve.resolver import DataPath, entries_of, look_for
+from headrace.formats.resolve.file_set import TEXTS, FileSet, Format
+from headrace.formats.resolve.resolver import DataPath, entries_of, named_format
 from headrace.formats.table.files import TABLES
 from headrace.formats.table.source import TableSource
 from headrace.formats.tar import TARS, TarSource
@@ -239,10 +239,13 @@ class TextDataset(BaseDataset):
             given = texts.given()
             if tokenizer is not None:
                 given["tokenizer"] = tokenizer
-            kind, found = look_for(data_path, (TEXTS, HDF5), reach, lists=False)
-            if kind is TEXTS:
-                where = found
-            elif kind is HDF5:
+            if isinstance(data_path, FileSet):
+                kind: Format | None = data_path.kind
+            else:
+                kind, paths = named_format(data_path, (TEXTS, HDF5), reach)
+                if kind is TEXTS:
+                    where = paths
+            if kind is HDF5:
                 packed = _packed_tokens(data_path, given, reach)
         if packed is not None:
             info = packed.info
@@ -494,23 +497,23 @@ def _open_column(
     """
     column = options.column
     assert column is not None
-    format_, where = detect(data_path, reach)
+    files = detect(data_path, reach)
     source: Any
     value_of: Callable[[Any], Any] | None = None
     targets: Any = None
     classes: list[str] = []
-    rows: Any = open_rows(where, format_, column, options.target_field, reading)
+    rows: Any = open_rows(files, column, options.target_field, reading)
     if rows is not None:
         source = rows.sample_source
-        value_of = None if format_ is TABLES else rows._decoder.decode
+        value_of = None if files.kind is TABLES else rows._decoder.decode
         targets = rows.targets
         classes = list(rows.classes or ())
     elif options.target_field is not None:
-        raise ConfigError(f"target_field is not supported for columns of {format_.name} yet")
-    elif format_ is TARS:
-        source = TarSource(where, reach, options.progress)
+        raise ConfigError(f"target_field is not supported for columns of {files.kind.name} yet")
+    elif files.kind is TARS:
+        source = TarSource(files, reach, options.progress)
     else:
-        source = open_columns(where, reach, [column]).column(column)
+        source = open_columns(files, reach, [column]).column(column)
     if isinstance(targets, list) and all(isinstance(target, str) for target in targets):
         targets, classes = class_numbers(targets)
     texts = Texts(source, options, "record", value_of)

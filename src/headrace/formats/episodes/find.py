@@ -427,14 +427,15 @@ def open_episodes(
         MissingNameError, FormatError, ConfigError: see `EpisodeDataset`.
         DataNotFoundError, AccessError, RemoteError: a file does not exist, or can't be read.
     """
-    kind, where = look_for(data_path, (HDF5, ZARR, TFRECORD), reach)
+    files = look_for(data_path, (HDF5, ZARR, TFRECORD), reach)
     try:
-        if isinstance(where, FileSet) and kind == TFRECORD:
-            return _of_records(where, reach, options, windows, decode_image)
+        if files is not None and files.kind == TFRECORD:
+            return _of_records(files, reach, options, windows, decode_image)
+        where = data_path if files is None else files
         return _of_trees(where, reach, options, windows, direct)
     except BaseException:
-        if isinstance(where, FileSet) and where.server is not None:
-            where.server.close()
+        if files is not None and files.server is not None:
+            files.server.close()
         raise
 
 

@@ -30,10 +30,9 @@ from headrace.formats.tfrecord import FIRST, TFRecordSource, parsed, values_in
 from headrace.io.files import Files
 from headrace.io.index import Headers
 from headrace.io.local_files import LocalFiles
-from headrace.io.paths import listed_names, redact
+from headrace.io.paths import in_folder_of, listed_names, redact
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
-from headrace.io.remote_files import in_folder_of
 from headrace.sorting import distinct
 
 STEPS = "steps/"

@@ -8,15 +8,17 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.io.files import Files
 from headrace.io.paths import named_part
-from headrace.io.remote_files import RemoteFiles
 from headrace.memory.anonymous import SharedArray
+
+if TYPE_CHECKING:
+    from headrace.io.remote_files import RemoteFiles
 
 EXTENSIONS = (
     ".jpg",

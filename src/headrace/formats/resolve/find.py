@@ -12,12 +12,11 @@ import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from headrace.errors import (
     AccessError,
-    ConfigError,
     DataNotFoundError,
     FormatError,
     HeadraceError,
@@ -33,9 +32,10 @@ from headrace.formats.resolve.file_set import (
     plain_bytes,
     plain_name,
 )
-from headrace.io.paths import chain_of, check_regular, named_part, redact
-from headrace.io.remote.requests import path_in, server_of
-from headrace.io.remote_files import RemoteFiles
+from headrace.io.paths import check_regular, named_part, redact
+
+if TYPE_CHECKING:
+    from headrace.io.remote_files import RemoteFiles
 
 _THREADS = 8
 """Folders listed at once."""
@@ -286,25 +286,6 @@ def names_file(url: str, kind: Format) -> bool:
     )
 
 
-def check_one_filesystem(urls: Sequence[str], filesystem: Any) -> None:
-    """Checks that all URLs are on one file system: one host, one archive.
-
-    Raises:
-        ConfigError: they don't.
-    """
-    places = set()
-    for url in urls:
-        first, *others = chain_of(url)
-        server = server_of(first, filesystem)
-        places.add((first.partition("://")[0], repr(sorted(server.items())), *others))
-    if len(places) > 1:
-        shown = ", ".join(map(redact, urls[:3]))
-        raise ConfigError(
-            f"data_path names more than one file system, server or archive ({shown}): make one "
-            "dataset of each"
-        )
-
-
 def learn(urls: Sequence[str], server: RemoteFiles) -> None:
     """Requests the versions of files, all at once.
 
@@ -329,7 +310,7 @@ def find_remote(entry: Any, kind: Format, server: RemoteFiles) -> Found:
         AccessError, RemoteError: the server does not answer.
     """
     url = os.fspath(entry)
-    path = path_in(url, server.filesystem)
+    path = server.path_of(url)
     if names_file(url, kind):
         return _named(path)
     try:

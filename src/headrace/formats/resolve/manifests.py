@@ -14,13 +14,13 @@ import posixpath
 import re
 import zlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from headrace.errors import AccessError, ConfigError, DataNotFoundError, FormatError
 from headrace.formats.resolve.file_set import Format
-from headrace.io.paths import is_url, named_part, redact
+from headrace.io.paths import below, in_folder_of, is_url, named_part, redact
 from headrace.io.remote.options import RemoteOptions
-from headrace.io.remote_files import below, in_folder_of, read_whole
 
 INDEX = "index.json"
 """Lists the shards of MosaicML Streaming, and the chunks of LitData."""
@@ -38,6 +38,18 @@ _KEYS = (b'"plan"', b'"parts"', b'"kind"', b'"store"', b'"check"')
 _PART = r"part-\d{5,}-of-\d{5,}\."
 _BESIDE = re.compile(rf"{_PART}(?:h5|json)")
 """Files next to the plan and the manifest of a pack."""
+
+
+def read_whole(path: str, options: RemoteOptions) -> bytes | None:
+    """The bytes of a file, local or remote; None: there is none."""
+    if not is_url(path):
+        with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+            return file.read()
+        return None
+    from headrace.io.remote_files import RemoteFiles  # which local files don't need
+
+    with contextlib.closing(RemoteFiles(path, options)) as server:
+        return server.find_metadata([path])[0]
 
 
 # -- packs
@@ -166,9 +178,8 @@ def _manifest_of(path: str, options: RemoteOptions) -> dict[str, Any] | None:
     manifest_path = os.path.join(folder, MANIFEST)
     plan_path = os.path.join(folder, PLAN)
     has_manifest = os.path.exists(manifest_path)
-    has_plan = os.path.exists(plan_path)
     names = list[str]()
-    if has_manifest or has_plan:
+    if has_manifest or os.path.exists(plan_path):
         with contextlib.suppress(OSError):
             names = os.listdir(folder)
     if not any(map(_BESIDE.fullmatch, names)):
@@ -178,13 +189,9 @@ def _manifest_of(path: str, options: RemoteOptions) -> dict[str, Any] | None:
             f"{redact(folder)} is an incomplete pack (without {MANIFEST}): run the same command "
             "again; headrace.packing.pack_status lists what is missing"
         )
-    with open(manifest_path, "rb") as file:
-        manifest = parse_manifest(file.read(), manifest_path)
-    digest = ""
-    if has_plan:
-        with open(plan_path, "rb") as file:
-            digest = hashlib.blake2b(file.read(), digest_size=8).hexdigest()
-    if digest != manifest["plan"]:
+    manifest = parse_manifest(Path(manifest_path).read_bytes(), manifest_path)
+    plan = read_whole(plan_path, options)
+    if plan is None or hashlib.blake2b(plan, digest_size=8).hexdigest() != manifest["plan"]:
         raise FormatError(
             f"{redact(folder)}: {PLAN} is missing, or not the plan that {MANIFEST} names: copy "
             "both again, or pack again"
@@ -198,11 +205,7 @@ def shards_of(path: str, options: RemoteOptions) -> list[str]:
     """
     said = None
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        if is_url(path):
-            said = json.loads(read_whole(path, options) or b"")
-        else:
-            with open(path, "rb") as file:
-                said = json.load(file)
+        said = json.loads(read_whole(path, options) or b"")
     if not isinstance(said, dict) or not isinstance(said.get("shards", said.get("chunks")), list):
         return []
     if is_url(path):
@@ -230,14 +233,13 @@ def split_of(path: str, options: RemoteOptions) -> list[str]:
         RemoteError: the README.md can't be fetched.
     """
     data: bytes | None = None
-    root = path
+    root = glob.escape(path)
+    readme = os.path.join(path, README)
     if is_url(path):
-        with contextlib.suppress(AccessError):  # listing the folder says so
-            data = read_whole(below(path, README), options)
-    else:
-        root = glob.escape(path)
-        with open(os.path.join(path, README), "rb") as file:
-            data = file.read()
+        root = path
+        readme = below(path, README)
+    with contextlib.suppress(AccessError):  # listing the folder says so
+        data = read_whole(readme, options)
     front = _FRONT.match((data or b"").decode("utf-8", "replace"))
     configs = _CONFIGS.search(front[1]) if front else None
     if configs is None:

@@ -25,9 +25,8 @@ import posixpath
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from operator import attrgetter, methodcaller
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +38,6 @@ from headrace.formats.resolve.file_set import (
     NUMBERED,
     FileSet,
     Format,
-    Found,
     PackedNames,
     are_bookkeeping,
     are_shards,
@@ -47,7 +45,6 @@ from headrace.formats.resolve.file_set import (
     summary_of,
 )
 from headrace.formats.resolve.find import (
-    check_one_filesystem,
     find_local,
     find_remote,
     names_below,
@@ -65,8 +62,10 @@ from headrace.formats.resolve.manifests import (
 )
 from headrace.io.paths import check_regular, is_url, named_part, redact
 from headrace.io.remote.options import RemoteOptions
-from headrace.io.remote_files import RemoteFiles
 from headrace.memory.anonymous import SharedArray
+
+if TYPE_CHECKING:
+    from headrace.io.remote_files import RemoteFiles
 
 DataPath = str | os.PathLike[Any] | Sequence[str | os.PathLike[Any]]
 _MOST = 1_000_000  # names that one pattern in braces may stand for
@@ -98,83 +97,53 @@ def resolve(
     if isinstance(data_path, FileSet):
         return data_path
     options = options or RemoteOptions()
-    entries, are_urls = _paths_of(data_path, options, kind)
-    if not are_urls:
-        files = _gathered(data_path, entries, partial(find_local, kinds=[kind]), [kind])
-        assert files is not None
-        return files
-    with _server_of(entries, options) as server:
-        files = _files_at(data_path, entries, [kind], server)
-        assert files is not None
-        return files
+    entries = _paths_of(data_path, options, kind)
+    if not is_url(entries[0]):
+        files = _gathered(data_path, entries, [kind])
+    else:
+        with _server_of(entries, options) as server:
+            files = _gathered(data_path, entries, [kind], server)
+    assert files is not None
+    return files
 
 
 @contextlib.contextmanager
 def _server_of(urls: Sequence[str], options: RemoteOptions) -> Iterator[RemoteFiles]:
     """Opens the one server of some URLs; an error closes it."""
+    from headrace.io.remote_files import RemoteFiles  # which local files don't need
+
     server = RemoteFiles(urls[0], options)
     try:
-        check_one_filesystem(urls, server.filesystem)
+        server.check_one_filesystem(urls)
         yield server
     except BaseException:
         server.close()
         raise
 
 
-def _files_at(
-    data_path: DataPath, urls: Sequence[str], kinds: Sequence[Format], server: RemoteFiles
-) -> FileSet | None:
-    """The files at some URLs in the first of some formats that there are files of; None: there are
-    none.
-    """
-    kind = kinds[0]
-    if len(kinds) > 1:
-        endings = (ending for one in kinds for ending in one.endings)
-        stores = (ending for one in kinds for ending in one.stores)
-        kind = Format("data", tuple(endings), tuple(stores))
-    find = partial(find_remote, kind=kind, server=server)
-    files = _gathered(data_path, urls, find, kinds, server, chooses=len(kinds) > 1)
-    # else it holds what the listing said of each file, and each worker with it
-    server.filesystem.invalidate_cache()
-    return files
-
-
 def look_for(
     data_path: DataPath | FileSet,
     kinds: Sequence[Format],
     options: RemoteOptions | None = None,
-    *,
-    lists: bool = True,
-) -> tuple[Format | None, DataPath | FileSet]:
-    """The first of some formats that a path has files of (None: of none), and these files, or the
-    path or paths where they were not listed.
+) -> FileSet | None:
+    """The files of the first of some formats that a path has files of; None: of none. Of folders
+    on a server only the first ones decide.
 
     Args:
         data_path: see `resolve`.
         kinds: the formats, the most important first.
         options: how URLs are read.
-        lists: list folders; on a server only the first ones decide. False: names of files, globs
-            and URLs decide, and the content of local files whose names tell nothing.
 
     Raises:
         ConfigError: there are files of two formats that are exclusive.
         ConfigError, DataNotFoundError, FormatError, AccessError, RemoteError: see `resolve`.
     """
     if isinstance(data_path, FileSet):
-        return data_path.kind, data_path
+        return data_path
     options = options or RemoteOptions()
-    entries, are_urls = _paths_of(data_path, options)
-    if not lists:
-        paths = [named_part(os.path.expanduser(os.fsdecode(entry))) for entry in entries]
-        path_of = None if are_urls else paths.__getitem__
-        # without what a README.md or an index stands for, which is read once
-        return _chosen(_last_parts(paths), kinds, path_of, entries)[0], entries
-    if not are_urls:
-        find = partial(find_local, kinds=kinds)
-        files = _gathered(data_path, entries, find, kinds, chooses=True)
-        if files is None:
-            return None, data_path
-        return files.kind, files
+    entries = _paths_of(data_path, options)
+    if not is_url(entries[0]):
+        return _gathered(data_path, entries, kinds, chooses=True)
     with _server_of(entries, options) as server:
         paths = []
         for url in entries:
@@ -187,13 +156,28 @@ def look_for(
                     break
         kind, _ = _chosen(_last_parts(paths), kinds, None, entries)
         if kind is not None:
-            kinds = [kind]
+            return _gathered(data_path, entries, [kind], server)
         # pages of the web have no type: all that they name is found, and decides
-        files = _files_at(data_path, entries, kinds, server)
-        if files is not None:
-            return files.kind, files
-    server.close()
-    return None, data_path
+        files = _gathered(data_path, entries, kinds, server, chooses=True)
+        if files is None:
+            server.close()
+        return files
+
+
+def named_format(
+    data_path: DataPath, kinds: Sequence[Format], options: RemoteOptions | None = None
+) -> tuple[Format | None, list[Any]]:
+    """The first of some formats by the names of files, globs and URLs alone (None: by none), and by
+    the content of local files whose names tell nothing; and the paths, in which a pack, an index or
+    a README.md is replaced by its files.
+
+    Raises:
+        ConfigError, DataNotFoundError, FormatError, AccessError, RemoteError: see `look_for`.
+    """
+    entries = _paths_of(data_path, options or RemoteOptions())
+    paths = [named_part(os.path.expanduser(os.fsdecode(entry))) for entry in entries]
+    path_of = None if is_url(entries[0]) else paths.__getitem__
+    return _chosen(_last_parts(paths), kinds, path_of, entries)[0], entries
 
 
 def _last_parts(paths: Iterable[str]) -> list[bytes]:
@@ -204,7 +188,6 @@ def _last_parts(paths: Iterable[str]) -> list[bytes]:
 def _gathered(
     data_path: DataPath,
     entries: Sequence[Any],
-    find: Callable[[Any], Found],
     kinds: Sequence[Format],
     server: RemoteFiles | None = None,
     chooses: bool = False,
@@ -220,8 +203,14 @@ def _gathered(
     folders = set[bytes]()
     searched = set[str]()
     others = list[bytes]()
+    kind: Format | None = kinds[0]
+    any_of = kinds[0]
+    if server is not None and len(kinds) > 1:
+        endings = (ending for one in kinds for ending in one.endings)
+        stores = (ending for one in kinds for ending in one.stores)
+        any_of = Format("data", tuple(endings), tuple(stores))
     for entry in entries:
-        found = find(entry)
+        found = find_remote(entry, any_of, server) if server else find_local(entry, kinds)
         names += found.names
         root = roots.setdefault((found.root, found.tail), len(roots))
         root_of += array("i", [root]) * len(found.names)
@@ -230,8 +219,10 @@ def _gathered(
         if found.searched:
             searched.add(found.root)
         others += found.others
+    if server is not None:
+        # it holds what the listing said of each file, and each worker with it
+        server.filesystem.invalidate_cache()
     places, tails = zip(*roots, strict=True)
-    kind: Format | None = kinds[0]
     numbers = np.arange(len(names))
     if chooses:
 
@@ -457,9 +448,9 @@ def _paths_of(
     data_path: DataPath,
     options: RemoteOptions,
     kind: Format | None = None,
-) -> tuple[list[Any], bool]:
-    """The paths, globs or URLs of a `data_path`, and whether they are URLs. A pack is replaced by
-    its parts, the index of another library by its shards, a dataset by the files of its one split.
+) -> list[Any]:
+    """The paths, globs or URLs of a `data_path`: all are URLs, or none. A pack is replaced by its
+    parts, the index of another library by its shards, a dataset by the files of its one split.
 
     Args:
         data_path: as the user gave it.
@@ -494,10 +485,9 @@ def _paths_of(
         if not named and (has_readme or ON_HUB.fullmatch(path)):
             named = split_of(path, options)
         found += named or [entry]
-    urls = list(filter(is_url, found))
-    if urls and len(urls) < len(found):
+    if len(set(map(is_url, found))) > 1:
         raise ConfigError("the paths mix URLs and local paths: make one dataset of each")
-    return found, bool(urls)
+    return found
 
 
 _SIDECARS = re.compile(rb"(?:^|/)part-\d{5,}-of-\d{5,}\.json$")

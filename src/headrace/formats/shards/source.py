@@ -43,9 +43,9 @@ from headrace.formats.shards.heads import (
 from headrace.formats.source import Column, Columns, Description, RowSource
 from headrace.formats.table.columns import pyarrow
 from headrace.io.files import Files
-from headrace.io.paths import named_part, redact
+from headrace.io.paths import above, in_folder_of, named_part, redact
 from headrace.io.ranges import ByteRanges
-from headrace.io.remote_files import RemoteFiles, above, in_folder_of
+from headrace.io.remote_files import RemoteFiles
 from headrace.sorting import distinct
 
 Decoder = Callable[[memoryview], Any]

@@ -23,7 +23,6 @@ from headrace.errors import AccessError, ConfigError, FormatError, HeadraceError
 from headrace.io.array_file import ArrayWriter, FileArrays, copy_of
 from headrace.io.files import Files
 from headrace.io.paths import redact, without_query
-from headrace.io.remote_files import opened_in_order
 from headrace.memory.budget import MemoryBudget, format_size
 
 COMPRESSED = (".gz", ".zst")
@@ -209,7 +208,7 @@ def _plain_pieces(files: Files, path: str, encoding: str, errors: str) -> Iterat
     fed = 0
     piece = b""
     try:
-        for piece in pieces_of(path, opened_in_order(files, path)):
+        for piece in pieces_of(path, files.stream(path)):
             if decoder is None:
                 yield piece
                 continue

@@ -35,9 +35,9 @@ from headrace.formats.zips import members_of
 from headrace.io.files import Files
 from headrace.io.library_errors import asking
 from headrace.io.local_files import LocalFiles
-from headrace.io.paths import is_url, redact
+from headrace.io.paths import below, is_url, redact
 from headrace.io.ranges import WHOLE, ByteRanges
-from headrace.io.remote_files import RemoteFiles, below
+from headrace.io.remote_files import RemoteFiles
 
 V2_ARRAY, V2_GROUP, V2_ATTRIBUTES, V3_NODE = ".zarray", ".zgroup", ".zattrs", "zarr.json"
 V2_ALL = ".zmetadata"

@@ -46,9 +46,16 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from headrace.errors import AccessError, DataNotFoundError, FileChangedError, RemoteError, warn
+from headrace.errors import (
+    AccessError,
+    ConfigError,
+    DataNotFoundError,
+    FileChangedError,
+    RemoteError,
+    warn,
+)
 from headrace.io.files import Version
-from headrace.io.paths import is_url, redact
+from headrace.io.paths import chain_of, is_url, redact
 from headrace.io.ranges import GAP, MOST, ByteRanges, coalesce
 from headrace.io.remote import requests
 from headrace.io.remote.http import HTTPRanges, NotPlainError, plain_headers
@@ -297,7 +304,7 @@ class Remote:
         """
 
         def answer(_: Attempt) -> Awaitable[Any]:
-            path = self._path(url)
+            path = self.path_of(url)
             return requests.call(self.filesystem, question, *before, path, *after, **options)
 
         return self.run(self._persist(answer, self.shown(url), question not in _LISTS))
@@ -327,7 +334,7 @@ class Remote:
         return self._filesystem.get()
 
     def _info(self, url: str) -> Ask:
-        return lambda _: requests.info_of(self.filesystem, self._path(url))
+        return lambda _: requests.info_of(self.filesystem, self.path_of(url))
 
     async def _version(self, url: str) -> Version:
         async def ask(attempt: Attempt) -> Any:
@@ -424,7 +431,7 @@ class Remote:
         """
 
         async def ask(attempt: Attempt) -> Answer:
-            path = self._path(url)
+            path = self.path_of(url)
             answer = await self._by_http(path, start, stop, etag, attempt)
             if answer is None:
                 answer = await requests.fetch(self.filesystem, path, start, stop, etag, attempt)
@@ -533,8 +540,27 @@ class Remote:
         before, after = self._ends
         return requests.url_of(redact(path), (redact(before), redact(after)))
 
-    def _path(self, url: str) -> str:
+    def path_of(self, url: str) -> str:
+        """The path of a file on its server; a path stays as it is."""
         return requests.path_in(url, self.filesystem)
+
+    def check_one_filesystem(self, urls: Sequence[str]) -> None:
+        """Checks that all URLs are on one file system: one host, one archive.
+
+        Raises:
+            ConfigError: they are not.
+        """
+        places = set()
+        for url in urls:
+            first, *others = chain_of(url)
+            server = requests.server_of(first, self.filesystem)
+            places.add((first.partition("://")[0], repr(sorted(server.items())), *others))
+        if len(places) > 1:
+            shown = ", ".join(map(redact, urls[:3]))
+            raise ConfigError(
+                f"data_path names more than one file system, server or archive ({shown}): make "
+                "one dataset of each"
+            )
 
     # -- the loop
 
