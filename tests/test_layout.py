@@ -39,7 +39,7 @@ INSIDE = {
     """,
     "io/remote": "options requests http client prefetch",
     "order": "permutation seeding world lanes epoch drawn ranks splits",
-    "memory": "limits processes anonymous budget lru tree ring store",
+    "memory": "limits processes anonymous budget lru tree ring store machine",
     "monitor": "stats memory",
     "collate": "stack vision sequences registry",
     "loader": """

@@ -25,7 +25,7 @@ from headrace.collate import stack_collate
 from headrace.core.batcher import Batcher, Collating
 from headrace.dtypes import ArraySpec
 from headrace.formats.source import RowSource, Source
-from headrace.memory.store import Rows
+from headrace.memory.store import HeldRows
 from headrace.order import BatchRequest
 from headrace.testing.contract import same
 
@@ -106,13 +106,13 @@ class TestFromMemory:
     ) -> None:
         dataset = held(np.arange(80).reshape(20, 4), loading_mode="cached")
         list(dataset)
-        copy_to = Rows.copy_to
+        copy_to = HeldRows.copy_to
 
-        def torn(rows: Rows, out: torch.Tensor) -> None:
+        def torn(rows: HeldRows, out: torch.Tensor) -> None:
             dataset.held.store.release(1 << 20)
             copy_to(rows, out)
 
-        monkeypatch.setattr(Rows, "copy_to", torn)
+        monkeypatch.setattr(HeldRows, "copy_to", torn)
         batch, is_slow = made_slowly(dataset, [1, 2])
         assert is_slow
         assert batch.tolist() == [[4, 5, 6, 7], [8, 9, 10, 11]]

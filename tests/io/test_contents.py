@@ -21,9 +21,9 @@ from headrace.io.disk_cache import (
     cache_entries,
     remove_entries,
 )
-from headrace.memory import store as machine
+from headrace.memory import machine
+from headrace.memory.machine import PREFIX, SUFFIX
 from headrace.memory.processes import try_lock, unlock
-from headrace.memory.store import PREFIX, SUFFIX
 
 LEFT = f"{PREFIX}{'0' * 32}{SUFFIX}"
 PART = f"headrace-lines-{'0' * 32}.bin.abc.part"

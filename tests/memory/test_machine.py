@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from headrace.errors import AccessError, WriteError
-from headrace.memory import store as machine
+from headrace.memory import machine
+from headrace.memory.machine import open_machine_store
 from headrace.memory.processes import try_lock
-from headrace.memory.store import MISSING, open_machine_store
+from headrace.memory.store import MISSING
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="files shared by a machine need Linux"

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from headrace.casting import as_array, cast_into, known_dtype
-from headrace.collate import TextCollator, list_collate, stack_collate
+from headrace.collate import list_collate, stack_collate
 from headrace.collate.stack import Step, stack_tree
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder
@@ -29,12 +29,14 @@ from headrace.memory.ring import empty, outside_slot
 from headrace.order.ranks import BatchRequest
 from headrace.order.seeding import OF_COLLATE, SampleSeeder, preserved_rng
 
-Join = Callable[..., Any]
-"""Makes a batch from joined ids and their lengths. None: it needs the samples."""
 NameOf = Callable[[int], str]
 """Names the sample at a position of a batch."""
 
 _log = logging.getLogger(__name__)
+_HELD = "from memory"
+_STORED = "straight from storage"
+_DECODED = "decoded row by row"
+_SAMPLES = "sample by sample"
 _STACKED = {"b": torch.bool, "i": torch.int64, "u": torch.int64, "f": torch.float64}
 """What numbers become as they are stacked, by the kind of their dtype."""
 
@@ -44,6 +46,10 @@ class MadeBatch(NamedTuple):
 
     batch: Any
     samples: int
+
+
+Way = Callable[["Batcher", BatchRequest], MadeBatch | None]
+"""Makes a batch; None: it has to be made in another way."""
 
 
 class BatchReader(ABC):
@@ -80,9 +86,6 @@ class Collating:
         self._of_one = of_one
         self.stacks: bool = self.calls(stack_collate)
         """True if samples are stacked."""
-        self.join: Join | None = (
-            function.join if type(function) is TextCollator and not of_one else None
-        )
         self._is_random = function not in (None, stack_collate, list_collate)
         # another may have chosen among them
         self._names_samples = getattr(function, "__module__", "").startswith("headrace.")
@@ -175,6 +178,9 @@ def named(dataset: Any, indices: Sequence[Any] | None, position: int) -> str:
 class Batcher:
     """Makes the batches of a dataset, in its mode, with a collate function.
 
+    `_ways` are the ways of making a whole batch, by name, in the order in which they are tried. A
+    batch that none of them makes is made sample by sample.
+
     Args:
         dataset: the dataset.
         collating: the collate function.
@@ -191,35 +197,40 @@ class Batcher:
         self._dataset = dataset
         self._collating = collating
         self._variant = decoder
-        decoder = self._decoder = decoder or dataset.sample_decoder
-        self._are_held = False  # values, perhaps
-        self._are_stored = False  # rows, as they are read
-        self._row: ArraySpec | None = None
-        self._pair: tuple[ArraySpec, ArraySpec | None] | None = None
-        self._own = decoder.own_reader(dataset, collating)
-        if self._own is not None:
-            self.writes_in_place: bool = self._own.writes_in_place
-            return
-        if decoder.makes_plain_samples:
-            self._pair = decoder.pair_rows(collating)
-            if self._pair is not None:
-                self._row = self._pair[0]
-            elif collating.stacks and not decoder.splits_targets:
-                self._choose_rows()
-        self.writes_in_place = self._row is not None
+        self._decoder = decoder or dataset.sample_decoder
+        own = self._decoder.own_reader(dataset, collating)
+        # called with this batcher: its bound methods would be a cycle, and keep what is held alive
+        self._ways: dict[str, Way]
+        if own is not None:
+            self._ways = {own.name: lambda _, request: own.read(request)}
+            self.writes_in_place: bool = own.writes_in_place
+        else:
+            self._ways = self._ways_of_rows()
+            self.writes_in_place = not self._ways.keys().isdisjoint((_STORED, _DECODED))
 
-    def _choose_rows(self) -> None:
-        """Chooses among the ways of making batches of rows."""
-        source = self._dataset.value_source
+    def _ways_of_rows(self) -> dict[str, Way]:
         decoder = self._decoder
-        self._are_held = isinstance(source, Held)
+        if not decoder.makes_plain_samples:
+            return {}
+        pair = decoder.pair_rows(self._collating)
+        if pair is not None:
+            return {_DECODED: functools.partial(Batcher._row_by_row, specs=pair)}
+        if decoder.splits_targets or not self._collating.stacks:
+            return {}
+        ways: dict[str, Way] = {}
+        source = self._dataset.value_source
+        if isinstance(source, Held):
+            ways[_HELD] = Batcher._from_memory
         stored = source.row_spec(decoder)
         value = stored or decoder.value_spec()
         row = None if value is None else decoder.input_spec(value)
         if is_known(row):
-            self._row = row
             is_copied = decoder.copies and not decoder.draws
-            self._are_stored = is_copied and row == stored and not self._are_held
+            if is_copied and row == stored and not ways:
+                ways[_STORED] = functools.partial(Batcher._from_storage, row=row)
+            else:
+                ways[_DECODED] = functools.partial(Batcher._row_by_row, specs=(row,))
+        return ways
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Batcher, (self._dataset, self._collating, self._variant)
@@ -227,17 +238,11 @@ class Batcher:
     def explain(self) -> str:
         """The ways of making a batch, in words."""
         if self._dataset.return_index or self._dataset.is_transformed:
-            return "sample by sample"
-        if self._own is not None:
-            return self._own.name
-        way = "decoded row by row"
-        if self._are_stored:
-            way = "straight from storage"
-        elif self._row is None:
-            way = "sample by sample"
-        if self._are_held:
-            return f"from memory; until all samples of a batch are held, {way}"
-        return way
+            return _SAMPLES
+        ways = [*self._ways, _SAMPLES]
+        if ways[0] == _HELD:
+            return f"{_HELD}; until all samples of a batch are held, {ways[1]}"
+        return ways[0]
 
     def make(self, request: BatchRequest) -> MadeBatch:
         """The batch of a request, inside the ring slot that is open.
@@ -250,20 +255,16 @@ class Batcher:
         # a user may have single samples looked at, at any time
         if not request or dataset.return_index or dataset.is_transformed:
             return self.of_samples(request)
-        made: MadeBatch | None = None
         try:
-            if self._own is not None:
-                made = self._own.read(request)
-            elif self._are_held:
-                made = self._from_memory(request)
-            if made is None and self._row is not None:
-                read = self._from_storage if self._are_stored else self._row_by_row
-                made = read(request, self._row)
+            for way in self._ways.values():
+                made = way(self, request)
+                if made is not None:
+                    return made
         except NotTogetherError as error:
             # as text: a record may be held, and an error holds frames
             _log.debug("%s: %s", self.explain(), repr(error.__cause__))
             dataset.sample_reader.counts["fallbacks"] += 1
-        return self.of_samples(request) if made is None else made
+        return self.of_samples(request)
 
     def of_samples(self, request: BatchRequest) -> MadeBatch:
         """The same batch, of samples that are made one by one and collated."""
@@ -271,7 +272,7 @@ class Batcher:
             samples, indices = self._dataset.make_samples(request, self._variant)
         return self._collating.batch_of(self._dataset, samples, indices, request)
 
-    # -- rows
+    # -- the ways of rows
 
     def _from_memory(self, request: BatchRequest) -> MadeBatch | None:
         """Copies or converts rows, if all are cached."""
@@ -309,18 +310,23 @@ class Batcher:
             raise NotTogetherError from error
         return with_targets(dataset, out, request)
 
-    def _row_by_row(self, request: BatchRequest, row: ArraySpec) -> MadeBatch | None:
-        """Decodes each record, and writes its input, and of pairs its target, into their rows.
+    def _row_by_row(
+        self, request: BatchRequest, specs: tuple[ArraySpec] | tuple[ArraySpec, ArraySpec | None]
+    ) -> MadeBatch | None:
+        """Decodes each record, and writes its input into its row. Of a pair it writes the target
+        too, into a row of the second spec; with None, into a list.
+
         None: some can't be read, and are skipped or replaced.
         """
         dataset = self._dataset
         counts = dataset.sample_reader.counts
         errors = counts["errors"]
-        out = empty_rows(len(request), row)
+        out = empty_rows(len(request), specs[0])
         beside: Any = None
-        if self._pair is not None:
-            spec = self._pair[1]
-            beside = [None] * len(request) if spec is None else empty_rows(len(request), spec)
+        if len(specs) == 2:
+            beside = [None] * len(request)
+            if specs[1] is not None:
+                beside = empty_rows(len(request), specs[1])
         indices = dataset.whole_indices(request).tolist()
         write = self._writer(request, out, beside)
         with dataset.restoring(self._decoder.draws):

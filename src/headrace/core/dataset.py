@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from headrace.arguments import check_integer, checks_keywords, described
 from headrace.core.ahead import WINDOW, Ahead
-from headrace.core.decoder import Decoder, Overriding, chained
+from headrace.core.decoder import Decoder, chained, overriding
 from headrace.core.held import ALONE, BlockMemory, Held, Load, Sharing, cached, eager
 from headrace.core.options import (
     JointTransform,
@@ -42,7 +42,6 @@ from headrace.core.reader import OnError, SampleReader, WorkerThreads
 from headrace.core.values import Access, Coming, Decoded, Records, ValueSource, read_many
 from headrace.core.views import (
     TargetSequence,
-    blocks_of_view,
     chosen_indices,
     fingerprint_of_view,
     targets_of_view,
@@ -384,15 +383,6 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         """
         return describe_held(*(self._held_as or (type(self), self._arguments)))
 
-    def held_from(self) -> str:
-        """The paths of the data, as text that is equal in all processes.
-
-        Raises:
-            ConfigError: it is an object without such a text.
-        """
-        _, arguments = self._held_as or (type(self), self._arguments)
-        return describe_data(arguments.get("data_path"))
-
     @property
     def holds_encoded(self) -> bool:
         """True if modes "eager" and "cached" cache encoded records, which are decoded at each
@@ -405,7 +395,7 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         """The decoder of the samples, with the steps that the class overrides."""
         if not self._overridden:
             return self._decoder
-        return Overriding(self, self._decoder, self._overridden)
+        return overriding(self, self._decoder, self._overridden)
 
     @property
     def on_error(self) -> OnError:
@@ -584,7 +574,12 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         """
         from headrace.order.splits import split_parts  # later: few programs split
 
-        labels = self._labels_of("split: all views", val_transform, stratify, groups)
+        if val_transform is None:
+            warn_if_random(self, "split: all views")
+        labels = {
+            "stratify": self._labels("stratify", stratify),
+            "groups": self._labels("groups", groups),
+        }
         if not isinstance(fraction, (Sequence, np.ndarray)):
             fraction = [fraction, 1 - fraction]
         first, *others = split_parts(len(self), list(fraction), seed, **labels)
@@ -606,9 +601,12 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         """
         from headrace.order.splits import fold_parts
 
-        labels = self._labels_of("folds: the validation views too", val_transform, stratify, groups)
+        if val_transform is None:
+            warn_if_random(self, "folds: the validation views too")
+        stratify = self._labels("stratify", stratify)
+        groups = self._labels("groups", groups)
         pairs = []
-        for part in fold_parts(len(self), k, seed, **labels):
+        for part in fold_parts(len(self), k, seed, stratify=stratify, groups=groups):
             rest = np.delete(np.arange(len(self)), part)
             pairs.append((self.subset(rest), self._validation_view(part, val_transform)))
         return pairs
@@ -616,17 +614,6 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
     def _validation_view(self, indices: IntArray, transform: Transform) -> Self:
         view = self.subset(indices)
         return view if transform is None else view.with_transform(transform)
-
-    def _labels_of(
-        self, which: str, val_transform: Transform, stratify: Any, groups: Any
-    ) -> dict[str, Any]:
-        """Resolves arguments of `split`. Warns if validation views draw random numbers."""
-        if val_transform is None:
-            warn_if_random(self, which)
-        return {
-            "stratify": self._labels("stratify", stratify),
-            "groups": self._labels("groups", groups),
-        }
 
     def _labels(self, name: str, given: Any) -> Any:
         """Resolves an argument of `split` to one value per sample: as given, from a named column,
@@ -739,7 +726,9 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         sizes = self.sample_source.blocks()
         if sizes is None or self._chosen is None:
             return sizes
-        return blocks_of_view(sizes, self._chosen)
+        block_of = np.repeat(np.arange(len(sizes)), sizes)[self._chosen]
+        starts = np.flatnonzero(np.diff(block_of, prepend=-1))
+        return np.diff(starts, append=len(block_of)).astype(np.int64)
 
     def lanes(self, blocks: int) -> tuple[int, int]:
         """The default (interleave, turns) of an order over `blocks` blocks, which depends on the
@@ -890,8 +879,9 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         fingerprint = self.sample_source.fingerprint()
         if self._held_of is not None:
             fingerprint = fingerprint_of_view(fingerprint, self._held_of)
-        # files of one layout have one fingerprint
-        key = [self.loading_mode.value, fingerprint, held, self.held_as(), self.held_from()]
+        _, arguments = self._held_as or (type(self), self._arguments)
+        paths = describe_data(arguments.get("data_path"))  # files of one layout: one fingerprint
+        key = [self.loading_mode.value, fingerprint, held, self.held_as(), paths]
         folder = cache_folder(self._cache_dir)
         return Sharing(world.local_rank, world.local_world_size, folder, "\0".join(key))
 
@@ -1000,7 +990,16 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         except Exception as error:
             error.add_note(f"headrace: while transforming sample {index} ({self.source_of(index)})")
             raise
-        return _with_index(sample, index) if self.return_index else sample
+        if not self.return_index:
+            return sample
+        if not isinstance(sample, dict):
+            return (*sample, index) if type(sample) is tuple else (sample, index)
+        if "index" in sample:
+            raise ConfigError(
+                "samples have a field 'index' of their own, which return_index=True would "
+                "replace: rename or omit it"
+            )
+        return {**sample, "index": index}
 
     def undecodable(self, index: int, error: FormatError) -> SampleError:
         """Raises the error of a sample that can't be decoded, or returns it if samples may be
@@ -1110,14 +1109,3 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
             travelling[name] = shared.moved(), shared
             setattr(self, name, travelling[name][0])
         return travelling[name][1]
-
-
-def _with_index(sample: Any, index: int) -> Any:
-    if isinstance(sample, dict):
-        if "index" in sample:
-            raise ConfigError(
-                "samples have a field 'index' of their own, which return_index=True would "
-                "replace: rename or omit it"
-            )
-        return {**sample, "index": index}
-    return (*sample, index) if type(sample) is tuple else (sample, index)

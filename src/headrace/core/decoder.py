@@ -169,55 +169,35 @@ class Decoder:
         return None
 
 
-_SHARED = (
-    "decodes_batches",
-    "stores_values",
-    "splits_targets",
-    "makes_plain_samples",
-    "always_pairs",
-    "draws",
-    "casts_to",
-    "copies",
-    "decode_batch",
-    "value_spec",
-    "to_pair",
-    "packed_value",
-    "input_spec",
-    "draw",
-    "write_input",
-    "placed",
-)
-"""What a class that overrides other steps leaves to its dataset's own decoder."""
-
-
-class Overriding(Decoder):
-    """The decoder of a dataset whose class overrides some steps. Steps that are neither overridden
-    nor in `_SHARED` are the defaults of `Decoder`: fast ways of the format, which would pass by the
-    overridden ones.
+def overriding(dataset: BaseDataset, base: Decoder, overridden: frozenset[str]) -> Decoder:
+    """A copy of a dataset's decoder with the steps that its class overrides, and without the fast
+    ways of the format, which would pass by these.
 
     Args:
         dataset: the dataset, or a view of it.
         base: its own decoder.
         overridden: names of the methods that its class overrides.
     """
-
-    def __init__(self, dataset: BaseDataset, base: Decoder, overridden: frozenset[str]) -> None:
-        steps: dict[str, Any] = {name: getattr(base, name) for name in _SHARED}
-        steps |= {"decode": dataset.decode, "to_input": dataset.to_input}
-        # no bound methods of its own: the cycle would keep the dataset, and what it holds, alive
-        if "decode" in overridden:
-            steps |= {"decodes_batches": False, "stores_values": False, "casts_to": None}
-            steps |= {"value_spec": lambda: None, "packed_value": lambda value: value}
-        if "value_spec" in overridden:
-            steps["value_spec"] = partial(_said_spec, dataset)
-        if "split_target" in overridden:
-            steps |= {"splits_targets": True, "packed_value": lambda value: value}
-        if "to_input" in overridden:
-            steps |= {"copies": False, "input_spec": lambda value: None}
-            steps["to_pair"] = lambda value, target: (dataset.to_input(value), target)
-        if "make_sample" in overridden:
-            steps["makes_plain_samples"] = False
-        vars(self).update(steps)
+    decoder = copy.copy(base)
+    steps: dict[str, Any] = {}
+    for name in ("pair_rows", "unnormalized", "own_reader"):
+        steps[name] = lambda *_: None
+    # no bound methods of its own: the cycle would keep the dataset, and what it holds, alive
+    if "decode" in overridden:
+        steps |= {"decode": dataset.decode, "value_spec": lambda: None}
+        steps |= {"decodes_batches": False, "stores_values": False, "casts_to": None}
+        steps["packed_value"] = lambda value: value
+    if "value_spec" in overridden:
+        steps["value_spec"] = partial(_said_spec, dataset)
+    if "split_target" in overridden:
+        steps |= {"splits_targets": True, "packed_value": lambda value: value}
+    if "to_input" in overridden:
+        steps |= {"to_input": dataset.to_input, "copies": False, "input_spec": lambda value: None}
+        steps["to_pair"] = lambda value, target: (dataset.to_input(value), target)
+    if "make_sample" in overridden:
+        steps["makes_plain_samples"] = False
+    vars(decoder).update(steps)
+    return decoder
 
 
 def _said_spec(dataset: BaseDataset) -> ArraySpec | None:

@@ -22,7 +22,8 @@ from headrace.formats.source import Source, is_prefetched
 from headrace.memory.anonymous import is_spawning
 from headrace.memory.budget import MemoryBudget, Reservation, format_size, parse_size
 from headrace.memory.limits import PERIOD, PressureWatch, usable_cpus
-from headrace.memory.store import MISSING, TABLE, Layout, Rows, SampleStore, open_machine_store
+from headrace.memory.machine import open_machine_store
+from headrace.memory.store import MISSING, TABLE, HeldRows, RowLayout, SampleStore
 from headrace.sorting import distinct
 
 OVERHEAD = 512
@@ -135,7 +136,7 @@ class Held(ValueSource):
     def row_spec(self, decoder: Decoder) -> ArraySpec | None:
         return self.parent.row_spec(decoder)
 
-    def rows(self, indices: IntArray) -> Rows | None:
+    def rows(self, indices: IntArray) -> HeldRows | None:
         store = self.store
         if store is None:
             return None
@@ -313,7 +314,7 @@ def eager(
     ranks = sharing.ranks
     size = _GROUP
     first: dict[int, Any] = {}
-    layout = None if spec is None or nbytes is None else Layout.of(spec)
+    layout = None if spec is None or nbytes is None else RowLayout.of(spec)
     if layout is not None:
         needed = len(numbers) * layout.entry + TABLE * length + (1 << 20)
         size = min(_MOST, max(_GROUP, _MOST_BYTES // layout.entry))

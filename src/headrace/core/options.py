@@ -177,22 +177,21 @@ def describe_held(cls: type, arguments: dict[str, Any]) -> str:
 
 
 def describe_data(data_path: Any) -> str:
-    """See `BaseDataset.held_from`."""
-    place = _absolute(data_path)
-    if not _is_plain(place):
-        raise ConfigError(
-            f"shared='machine': {describe_argument('data_path', place)} can't be compared with "
-            "that of another process: use shared='rank'"
-        )
-    return repr(place)
+    """The paths of the data, as text that is equal in all processes.
 
-
-def _absolute(place: Any) -> Any:
-    if isinstance(place, (tuple, list)):
-        return [*map(_absolute, place)]
-    if not isinstance(place, (str, os.PathLike)) or is_url(place):
-        return place
-    return os.path.abspath(os.path.expanduser(place))
+    Raises:
+        ConfigError: there is an object without such a text among them.
+    """
+    paths = list(data_path) if isinstance(data_path, (tuple, list)) else [data_path]
+    for number, path in enumerate(paths):
+        if isinstance(path, (str, os.PathLike)) and not is_url(path):
+            paths[number] = os.path.abspath(os.path.expanduser(path))
+        elif not _is_plain(path):
+            raise ConfigError(
+                f"shared='machine': {describe_argument('data_path', data_path)} can't be compared "
+                "with that of another process: use shared='rank'"
+            )
+    return repr(paths)
 
 
 def _is_plain(value: Any) -> bool:

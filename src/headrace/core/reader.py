@@ -164,16 +164,6 @@ class SampleReader:
         except Exception as error:
             return self.failed(index, "can't be decoded", error)
 
-    def decode_together(self, items: list[tuple[int, Any]], decoder: Decoder) -> list[Any]:
-        """Values of records, some of which may be a SampleError already."""
-        sound = [item for item in items if not isinstance(item[1], SampleError)]
-
-        def failed(position: int, what: str, error: Exception) -> SampleError:
-            return self.failed(sound[position][0], what, error)
-
-        values = iter(decoder.decode_batch(sound, failed))
-        return [record if isinstance(record, SampleError) else next(values) for _, record in items]
-
     # -- records
 
     def records(self, indices: list[int], read: Callable[[Sequence[int]], list[Any]]) -> list[Any]:

@@ -23,9 +23,9 @@ from headrace.core.decoder import Decoder
 from headrace.core.reader import SampleReader
 from headrace.dtypes import AnyArray, ArraySpec, IntArray
 from headrace.errors import SampleError
-from headrace.formats.source import Rows as WritableRows, RowSource, Source, row_at
+from headrace.formats.source import Rows, RowSource, Source, row_at
 from headrace.memory.budget import size_of
-from headrace.memory.store import Rows
+from headrace.memory.store import HeldRows
 
 T = TypeVar("T")
 Use = Callable[[int, Any], Any]
@@ -93,11 +93,11 @@ class ValueSource(ABC):
         """Shape and dtype of all values, if `read_into` can read them. None: it can't."""
         return None
 
-    def read_into(self, indices: Sequence[int], rows: WritableRows, access: Access) -> None:
+    def read_into(self, indices: Sequence[int], rows: Rows, access: Access) -> None:
         """Writes values into arrays of `row_spec`, which are undefined if anything is raised."""
         raise NotImplementedError
 
-    def rows(self, indices: IntArray) -> Rows | None:
+    def rows(self, indices: IntArray) -> HeldRows | None:
         """Values that are held as arrays of one shape and dtype, without a copy. None: not all
         are.
         """
@@ -161,7 +161,7 @@ class Records(ValueSource):
             return None
         return self.source.array_spec
 
-    def read_into(self, indices: Sequence[int], rows: WritableRows, access: Access) -> None:
+    def read_into(self, indices: Sequence[int], rows: Rows, access: Access) -> None:
         assert isinstance(self.source, RowSource)
         start = time.perf_counter()
         self.source.read_into(indices, rows)
@@ -193,8 +193,15 @@ class Decoded(ValueSource):
         records = self.parent.read(indices, access)
         start = time.perf_counter()
         if decoder.decodes_batches:
-            pairs = list(zip(indices, records, strict=True))
-            made = used(reader.decode_together(pairs, decoder), use, access)
+            pairs = zip(indices, records, strict=True)
+            sound = [pair for pair in pairs if not isinstance(pair[1], SampleError)]
+
+            def failed(position: int, what: str, error: Exception) -> SampleError:
+                return reader.failed(sound[position][0], what, error)
+
+            decoded = iter(decoder.decode_batch(sound, failed))
+            values = [each if isinstance(each, SampleError) else next(decoded) for each in records]
+            made = used(values, use, access)
         else:
 
             def one(position: int) -> Any:
@@ -213,7 +220,7 @@ class Decoded(ValueSource):
             return None
         return ArraySpec(spec.shape, decoder.casts_to)
 
-    def read_into(self, indices: Sequence[int], rows: WritableRows, access: Access) -> None:
+    def read_into(self, indices: Sequence[int], rows: Rows, access: Access) -> None:
         stored = self.parent.row_spec(access.decoder)
         assert stored is not None
         count = len(rows)
@@ -244,7 +251,7 @@ def read_many(source: ValueSource, indices: Sequence[int], access: Access) -> li
     return rows
 
 
-def as_rows(array: AnyArray) -> WritableRows:
+def as_rows(array: AnyArray) -> Rows:
     """The rows of an array [samples, ...], as `read_into` takes them."""
     if array.ndim > 1:
         return array

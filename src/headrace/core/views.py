@@ -76,15 +76,6 @@ def chosen_indices(indices: Sequence[int] | AnyArray, length: int) -> IntArray:
     return chosen.astype(np.int64)
 
 
-def blocks_of_view(sizes: IntArray, chosen: IntArray) -> IntArray:
-    """Number of consecutive samples of a view in each block of the storage, given the sizes of the
-    blocks.
-    """
-    block_of = np.repeat(np.arange(len(sizes)), sizes)[chosen]
-    starts = np.flatnonzero(np.diff(block_of, prepend=-1))
-    return np.diff(starts, append=len(block_of)).astype(np.int64)
-
-
 def targets_of_view(targets: Any, chosen: IntArray) -> Any:
     """The targets of the chosen samples."""
     if targets is None or isinstance(targets, np.ndarray):

@@ -305,6 +305,7 @@ class MemoryEfficientDataset(BaseDataset):
             targets = None
         decoder = ForeignDecoder(has_pairs)
         super().__init__(source, sample_decoder=decoder, targets=targets, **given, **options)
+        self._held_as = (type(self), {})  # `data_path` is no path
         self.fork_safe: bool = all(getattr(part, "fork_safe", True) for part in parts_of(dataset))
         for name in ("classes", "class_to_idx"):
             if hasattr(dataset, name):
@@ -320,9 +321,6 @@ class MemoryEfficientDataset(BaseDataset):
         if isinstance(self.sample_source, Foreign):
             return self.sample_source.held_as()
         return super().held_as()
-
-    def held_from(self) -> str:
-        return "" if isinstance(self.sample_source, Foreign) else super().held_from()
 
     def _settle(self) -> None:
         if not self._owns_source and "data_path" in self._arguments:

@@ -380,7 +380,7 @@ def cache_entries(folder: str) -> list[CacheEntry]:
     Raises:
         AccessError: it may not be listed.
     """
-    from headrace.memory.store import holds_samples, is_unused  # needs torch
+    from headrace.memory.machine import holds_samples, is_unused  # needs torch
 
     try:
         names = sorted(os.listdir(folder))
@@ -418,7 +418,7 @@ def remove_entries(entries: Sequence[CacheEntry], older_than: float) -> list[Cac
 
     What a job of this machine shares among its ranks stays, as long as the job runs.
     """
-    from headrace.memory.store import holds_samples, is_unused
+    from headrace.memory.machine import holds_samples, is_unused
 
     removed = []
     since = time.time() - older_than

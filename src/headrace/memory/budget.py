@@ -25,6 +25,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence, Sized
+from functools import partial
 from typing import Any
 
 from headrace.arguments import check_integer, checks_keywords
@@ -158,8 +159,8 @@ class MemoryBudget:
             )
         self._usage = check_usage(max_memory_usage)  # a float is a fraction, an int is bytes
         if not callable(local_world_size):
-            local_world_size = check_integer("local_world_size", local_world_size, 1)
-        self._local_world_size = local_world_size
+            local_world_size = partial(int, check_integer("local_world_size", local_world_size, 1))
+        self._ranks = local_world_size
         # a spawned worker's ledger knows nothing of its parent's reservations
         self._at_spawn: int | None = None
         self._ledger = _process_ledger
@@ -261,27 +262,20 @@ class MemoryBudget:
             return Lines("\n".join(lines))
 
     def __repr__(self) -> str:
-        return f"MemoryBudget({self._usage!r}, local_world_size={self._ranks})"
-
-    @property
-    def _ranks(self) -> int:
-        ranks = self._local_world_size
-        if callable(ranks):
-            return ranks()
-        return ranks
+        return f"MemoryBudget({self._usage!r}, local_world_size={self._ranks()})"
 
     @property
     def _headroom(self) -> int:
         """What this process may hold at most: its part, among the local ranks, of the headroom."""
         with _lock:
-            return self._ledger.limit().headroom // self._ranks
+            return self._ledger.limit().headroom // self._ranks()
 
     def _origin(self) -> str:
         usage = f"{self._usage} of"
         if isinstance(self._usage, int):
             usage = f"{format_size(self._usage)} within"
         headroom = f"{format_size(self._headroom)}, the headroom under {self._ledger.limit().name}"
-        return f"max_memory_usage={usage} {headroom} divided by {self._ranks} local ranks"
+        return f"max_memory_usage={usage} {headroom} divided by {self._ranks()} local ranks"
 
 
 class Reservation:

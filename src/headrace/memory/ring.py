@@ -112,7 +112,6 @@ class Ring:
         self._leases: dict[int, weakref.ref[_Lease]] = {}
         self._idle: list[int] = []  # grown once, and without pages now
         self.total: int = self.planned
-        self.grown: int = 0
         self.copied: int = 0
         # each mapped slot takes a file descriptor and a mapping of the process
         self._most_extra = _KEPT
@@ -141,7 +140,6 @@ class Ring:
             return self._free.popitem()[0]
         if self._idle:
             return self._idle.pop()
-        self.grown += 1
         self.total += 1
         self._memory.grow(self.total * STRIDE)
         return self.total - 1
@@ -165,7 +163,7 @@ class Ring:
         return {
             "ring_slots": self.total,
             "ring_in_use": self.in_use,
-            "ring_grown": self.grown,
+            "ring_grown": self.total - self.planned,
             "ring_copied": self.copied,
             "ring_bytes": sum(map(len, list(self._maps.values()))),
         }

@@ -34,20 +34,13 @@ chance", implemented by appending a spared sample again.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import errno
 import functools
-import hashlib
 import math
-import os
 import pickle
-import stat
 import threading
 import time
-import weakref
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -55,9 +48,8 @@ import torch
 
 from headrace.casting import as_array
 from headrace.dtypes import BFLOAT16, AnyArray, ArraySpec, IntArray
-from headrace.errors import AccessError, ConfigError, WriteError
 from headrace.memory.anonymous import AnonymousMemory, up
-from headrace.memory.processes import HAS_LOCKS, ProcessLock, try_lock, unlock, wait_for_lock
+from headrace.memory.processes import ProcessLock
 from headrace.memory.tree import encode
 
 MISSING: Final[Any] = type(
@@ -77,7 +69,7 @@ _SMALL = 64 << 10  # bytes of rows that NumPy copies twice before torch's calls 
 _WIDE = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
-class Layout(NamedTuple):
+class RowLayout(NamedTuple):
     """What all rows of a store have in common."""
 
     spec: ArraySpec
@@ -87,7 +79,7 @@ class Layout(NamedTuple):
     """Bytes from one to the next."""
 
     @classmethod
-    def of(cls, spec: ArraySpec) -> Layout | None:
+    def of(cls, spec: ArraySpec) -> RowLayout | None:
         """How arrays of a shape and dtype lie in a store; None where they are no rows."""
         if not spec.nbytes or (spec.dtype.kind not in "biufc" and spec.dtype != BFLOAT16):
             return None
@@ -97,7 +89,7 @@ class Layout(NamedTuple):
         return cls(spec, at, up(at + spec.nbytes, at))
 
     @classmethod
-    def of_values(cls, values: Sequence[Any] | AnyArray) -> Layout | None:
+    def of_values(cls, values: Sequence[Any] | AnyArray) -> RowLayout | None:
         """The layout of samples that are all rows of one kind."""
         if isinstance(values, np.ndarray):
             return cls.of(ArraySpec(values.shape[1:], values.dtype))
@@ -219,7 +211,7 @@ class SampleStore:
         self._touched = memory.array(_TABLE_AT + 8 * self.length, (self.length,), np.uint8)
         self._log = memoryview(memory.map)[self._log_at :]
         self._lock = ProcessLock(memory.fd)
-        self._layout: Layout | None = None  # of the rows, once it is decided
+        self._layout: RowLayout | None = None  # of the rows, once it is decided
         self._entries: AnyArray = np.empty(0)  # the log, as NumPy sees it then
         self._rows: AnyArray = np.empty(0)  # in it, read-only
         self.write_error: OSError | None = None  # of this process
@@ -274,7 +266,7 @@ class SampleStore:
     @staticmethod
     def nbytes_of(value: Any) -> int:
         """Bytes that a sample takes when it is held."""
-        layout = Layout.of_values([value])
+        layout = RowLayout.of_values([value])
         if layout is not None:
             return layout.entry
         return int(_head_of(0, _pieces_of(value))[1])
@@ -282,13 +274,13 @@ class SampleStore:
     # -- the log
 
     @property
-    def layout(self) -> Layout | None:
+    def layout(self) -> RowLayout | None:
         """The layout of the rows; None where entries are general, or none was written yet."""
         if self.header.kind != _ROWS:
             return None
         if self._layout is None:
             data = self._memory.map[_SPEC_AT:_TABLE_AT]
-            layout = Layout.of(ArraySpec(*pickle.loads(data)))
+            layout = RowLayout.of(ArraySpec(*pickle.loads(data)))
             assert layout is not None
             count = self.capacity // layout.entry
             self._entries = self._memory.array(self._log_at, (count,), layout.dtype)
@@ -356,11 +348,11 @@ class SampleStore:
             return _value_of(entry)
         return np.ndarray(layout.spec.shape, layout.spec.dtype, entry, layout.at)
 
-    def _is_held(self, index: int, position: int, layout: Layout | None) -> bool:
+    def _is_held(self, index: int, position: int, layout: RowLayout | None) -> bool:
         _fence()
         return int(self._table[index]) == position + 1 and self.is_mixed is (layout is None)
 
-    def rows(self, indices: IntArray) -> Rows | None:
+    def rows(self, indices: IntArray) -> HeldRows | None:
         """The rows of samples, without a copy. None: not all are held, or they are no rows."""
         layout = self.layout
         if layout is None or not len(indices):
@@ -370,7 +362,7 @@ class SampleStore:
             return None
         if self.header.lru:
             self._touched[indices] = 1
-        return Rows(self, layout, indices, found)
+        return HeldRows(self, layout, indices, found)
 
     # -- writing
 
@@ -386,7 +378,7 @@ class SampleStore:
         """
         if self.header.full and not self.header.lru:
             return all(index in self for index in indices)
-        layout = Layout.of_values(values)
+        layout = RowLayout.of_values(values)
         pieces: list[list[memoryview]] = []
         if layout is None:  # outside of the lock, since a pickle may run anybody's code
             pieces = _pieces_of_each(values)
@@ -411,7 +403,7 @@ class SampleStore:
                 if self.header.reduced and self.header.head - self.header.clean > _GRAIN:
                     self._give_pages_back()
 
-    def _decide(self, layout: Layout | None) -> Layout | None:
+    def _decide(self, layout: RowLayout | None) -> RowLayout | None:
         """Decides how to write samples that have this layout by themselves."""
         if self.header.kind == _UNDECIDED and layout is not None:
             spec = pickle.dumps(tuple(layout.spec))
@@ -429,7 +421,7 @@ class SampleStore:
         return None
 
     def _append_rows(
-        self, indices: Sequence[int], values: Sequence[Any] | AnyArray, layout: Layout
+        self, indices: Sequence[int], values: Sequence[Any] | AnyArray, layout: RowLayout
     ) -> bool:
         """Writes rows, as many at once as fit before the end of the log."""
         entries = self._entries
@@ -597,13 +589,13 @@ def log_at(length: int) -> int:
     return up(_TABLE_AT + TABLE * int(length), 4096)
 
 
-class Rows:
+class HeldRows:
     """Cached samples of one shape, by their positions in a store's log. After reading, `are_held`
     tells whether they were cached all the time.
     """
 
     def __init__(
-        self, store: SampleStore, layout: Layout, indices: IntArray, found: AnyArray
+        self, store: SampleStore, layout: RowLayout, indices: IntArray, found: AnyArray
     ) -> None:
         self._store = store
         self._indices = indices
@@ -640,154 +632,3 @@ class Rows:
         if out.dtype != table.dtype:
             flat = flat.view(table.dtype)
         torch.index_select(table, 0, torch.from_numpy(self._numbers), out=flat)
-
-
-PREFIX = "headrace-store-"
-SUFFIX = ".mem"
-VERSION = "3"
-# seconds to wait for the lock of a folder; and if it does not matter
-_PATIENCE = 10.0
-_SHORT_PATIENCE = 1.0
-
-_open: weakref.WeakValueDictionary[str, SampleStore] = weakref.WeakValueDictionary()
-
-
-def open_machine_store(
-    folder: Path,
-    key: str,
-    length: int,
-    capacity: int,
-    policy: str = "keep",
-    max_items: int | None = None,
-) -> SampleStore:
-    """The store of that key in a folder, which is made if it is missing: the one that other
-    processes of this user have open, or a new one.
-
-    Args:
-        key: whoever gives the same key must cache the same samples.
-        capacity: of a new store; an open one has that of its maker.
-        policy, max_items: of a new store.
-
-    Raises:
-        ConfigError: this system can't share a file's memory.
-        AccessError, WriteError: the folder can't be used, or its disk is full.
-    """
-    if not HAS_LOCKS or not hasattr(os, "posix_fallocate"):
-        raise ConfigError(
-            "shared='machine' needs file locks and posix_fallocate, which this system lacks: use "
-            "shared='rank'"
-        )
-    digest = hashlib.blake2b(
-        "\0".join([VERSION, str(length), str(os.getuid()), key]).encode(),
-        digest_size=16,
-    ).hexdigest()
-    path = os.path.join(os.path.realpath(folder), f"{PREFIX}{digest}{SUFFIX}")
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with _locked_folder(folder):
-            store = _open.get(path)
-            if store is None:  # in this process: POSIX locks would not tell two apart
-                for other in folder.glob(f"{PREFIX}*{SUFFIX}"):  # what killed jobs left behind
-                    if other.name != os.path.basename(path):
-                        _is_unused(other, remove=True)
-                memory = SharedFile(path, log_at(length), max(0, capacity))
-                store = _open[path] = SampleStore(length, 0, policy, max_items, memory)
-            return store
-    except OSError as error:
-        kind = AccessError if isinstance(error, PermissionError) else WriteError
-        raise kind(
-            f"shared='machine': {path} can't be used: {error.strerror or error}; pass another "
-            "cache_dir"
-        ) from error
-
-
-@contextlib.contextmanager
-def _locked_folder(folder: str | os.PathLike[str], patience: float = _PATIENCE) -> Iterator[None]:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        if not wait_for_lock(lambda: try_lock(fd), patience, 0.002):
-            raise OSError(
-                errno.EAGAIN,
-                f"another process has kept {folder} locked for {patience:g} s: resume or end it",
-            )
-        yield
-    finally:
-        os.close(fd)  # and the lock with it
-
-
-def holds_samples(name: str) -> bool:
-    """True if a file of this name holds the samples of a machine's store."""
-    return name.startswith(PREFIX) and name.endswith(SUFFIX)
-
-
-def is_unused(path: str, *, remove: bool = False) -> bool:
-    """True if no process uses a file that holds samples, so that it may be removed. False too if
-    that can't be determined.
-
-    The folder is locked, since a process that opened the file now would take it for used.
-    """
-    with (
-        contextlib.suppress(OSError),
-        _locked_folder(os.path.dirname(path), patience=_SHORT_PATIENCE),
-    ):
-        return _is_unused(path, remove)
-    return False
-
-
-def _is_unused(path: str | os.PathLike[str], remove: bool) -> bool:
-    with contextlib.suppress(OSError):  # another user's, or gone
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            if try_lock(fd):
-                if remove:
-                    os.unlink(path)
-                return True
-        finally:
-            unlock(fd)
-    return False
-
-
-class SharedFile(AnonymousMemory):
-    """Memory with a name, for all processes of a user; see NOTE [ life of a shared file ].
-
-    In a worker, whose descriptor stands for its parent's lock, it is only closed at the end.
-
-    Args:
-        path: of the file.
-        allocated: bytes at its start that are allocated now.
-        rest: bytes after them; both count only where the file is not in use.
-    """
-
-    def __init__(self, path: str, allocated: int, rest: int) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = os.open(path, flags, 0o600)
-        try:
-            status = os.fstat(fd)
-            if status.st_uid != os.getuid() or not stat.S_ISREG(status.st_mode):
-                raise PermissionError(errno.EPERM, "the file belongs to another user")
-            if try_lock(fd):  # nobody uses it
-                os.ftruncate(fd, 0)
-                os.posix_fallocate(fd, 0, allocated)
-                os.ftruncate(fd, allocated + rest)
-            try_lock(fd, shared=True)
-        except BaseException:
-            os.close(fd)
-            raise
-        self.fd = fd
-        self.nbytes = os.fstat(fd).st_size
-        weakref.finalize(self, _leave, fd, path, os.getpid())
-
-    def allocate(self, offset: int, nbytes: int) -> None:
-        if nbytes:
-            os.posix_fallocate(self.fd, offset, nbytes)
-
-
-def _leave(fd: int, path: str, pid: int) -> None:
-    """Removes the file with its last user (its workers end with it)."""
-    with contextlib.suppress(OSError):
-        if os.getpid() == pid:
-            with _locked_folder(os.path.dirname(path), patience=_SHORT_PATIENCE):
-                if try_lock(fd) and os.path.samestat(os.stat(path), os.fstat(fd)):
-                    os.unlink(path)
-    with contextlib.suppress(OSError):
-        os.close(fd)

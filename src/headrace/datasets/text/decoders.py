@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from headrace.arguments import check_choice, check_integer
-from headrace.collate.sequences import IGNORED
+from headrace.collate.sequences import IGNORED, TextCollator
 from headrace.core.batcher import BatchReader, Collating, ColumnReader, MadeBatch
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder, Failed
@@ -192,7 +192,10 @@ class TextDecoder(Decoder):
         return None
 
     def own_reader(self, dataset: Any, collating: Collating) -> BatchReader | None:
-        if collating.join is None or dataset.targets is not None or self.splits_targets:
+        function = collating.function
+        if type(function) is not TextCollator or not collating.calls(function):
+            return None
+        if dataset.targets is not None or self.splits_targets:
             return None
         return JoinedIds(dataset, collating, self.is_marked)
 
@@ -547,7 +550,7 @@ class JoinedIds(BatchReader):
 
     Args:
         dataset: a dataset whose values are ids.
-        collating: the collate function, which has a `join`.
+        collating: calls a `TextCollator`.
         is_marked: True if the ids have marks.
 
     Attributes:
@@ -566,14 +569,14 @@ class JoinedIds(BatchReader):
 
     def read(self, request: BatchRequest) -> MadeBatch | None:
         dataset = self._dataset
-        join: Any = self._collating.join
+        collator: Any = self._collating.function
         if dataset.targets is not None:
             return None
         whole = dataset.whole_indices(request)
         if self.lines is not None:
             with dataset.sample_reader.reading_together(len(whole)) as counts:
                 ids, lengths = self.lines(whole, counts)
-            batch = join(ids, lengths)
+            batch = collator.join(ids, lengths)
             if batch is not None:  # else the collator must see the samples
                 return MadeBatch(batch, len(request))
         values = dataset.value_source.read(whole.tolist(), dataset.access())
@@ -586,7 +589,7 @@ class JoinedIds(BatchReader):
                 ids = ids.astype(np.int64)
                 labels = np.empty_like(ids)
                 unmark(ids, labels)
-            batch = join(ids, lengths, labels)
+            batch = collator.join(ids, lengths, labels)
             dataset.sample_reader.count_seconds("collate_seconds", start)
             if batch is not None:
                 return MadeBatch(batch, len(request))
