@@ -357,6 +357,18 @@ def test_a_profile_as_text() -> None:
     )
 
 
+def test_the_page_has_everything_and_loads_nothing(tmp_path: Path) -> None:
+    profile = made()
+    profile.save_html(tmp_path / "profile.html")
+    page = (tmp_path / "profile.html").read_text()
+    for wanted in ("Decoding &amp; more limits the loop.", "it is &lt;large&gt;", "batch_size=4"):
+        assert wanted in page
+    assert "x1.90 (x1.80 to x2.10)" in page and "500/s" in page and "default-src 'none'" in page
+    assert not any(word in page for word in ("src=", "href=", "url(", "<script", "@import"))
+    profile.stages.clear()
+    profile.save_html(tmp_path / "profile.html")
+
+
 @pytest.mark.slow
 def test_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
@@ -405,14 +417,13 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.parametrize("ending", ["", pytest.param(".py", marks=pytest.mark.slow)])
 def test_the_command(program: str, ending: str, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
-    options = ["--step", f"{program}:step", "--seconds", "1", "--plot", "out.svg"]
+    options = ["--step", f"{program}:step", "--seconds", "1", "--html", "out.html"]
     assert main(["profile", f"{program}{ending}:loader", *options]) == 0
     shown = capsys.readouterr().out
     [stage] = re.findall(r"^step +([\d.,]+) ", shown, re.MULTILINE)
     # samples a second: 4 in 0.2 s at most
-    assert 0 < float(stage) <= 20 and "out.svg" in shown
-    assert "<svg" in Path("out.svg").read_text()
+    assert 0 < float(stage) <= 20 and "out.html" in shown
+    assert Path("out.html").read_text().startswith("<!doctype html>")
 
 
 @pytest.mark.slow
@@ -430,7 +441,8 @@ def test_wrong_use_of_the_command(program: str, capsys: pytest.CaptureFixture[st
         (["{}:loader", "--step", "{}:number"], "must be a function"),
         (["{}:loader", "--step", "step"], "MODULE:NAME"),
         (["{}:loader", "--step", "{}:broken"], "raised ValueError: no such loss"),
-        (["{}:loader", "--plot", "none/out.png"], "does not exist"),
+        (["{}:loader", "--html", "none/out.html"], "does not exist"),
+        (["{}:loader", "--html", "train.h5"], "ends with .html"),
         (["{}:loader", "--plot", "a.xyz"], "ends with .png"),
         ([".", "--plot", "a.png"], "is inside the data"),
         (["{}:number"], "dataset must"),

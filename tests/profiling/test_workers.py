@@ -135,7 +135,6 @@ def test_the_rate_is_that_of_the_long_run(clock: Clock) -> None:
 def test_it_is_an_int_that_explains_itself() -> None:
     found = SuggestedWorkers(2, {0: 101.23456, 1: 99.0, 2: 198.5}, "because")
     assert found == 2 and f"{found}" == str(found) == "2" and range(5)[found] == 2
-    assert "{0: 101.2, 1: 99.0, 2: 198.5}" in repr(found)
     *_, best, reason = found.explain().splitlines()
     assert best.split() == ["2", "198.5", "100%", "<--"] and reason == "num_workers=2: because"
     for other in (pickle.loads(pickle.dumps(found)), copy.deepcopy(found)):

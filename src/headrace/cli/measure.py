@@ -134,11 +134,13 @@ def profile_verb(given: argparse.Namespace, output: Output) -> int:
     examples:
       %(prog)s photos/train                              the loader of a path, with default options
       %(prog)s train.py:loader --step train.py:step      a loader of a program, with its step
-      %(prog)s mytraining:make_loader --step mytraining:step --apply --plot profile.png
+      %(prog)s mytraining:make_loader --step mytraining:step --apply --html profile.html
 
     FILE.py:NAME and MODULE:NAME are imported: put the code that starts a training
     under `if __name__ == "__main__":`.
     """
+    if given.html is not None:
+        check_output("--html", given.html, (".html", ".htm"))
     if given.plot is not None:
         sources = (given.target, given.targets)
         check_output("--plot", given.plot, (".png", ".svg", ".pdf"), sources)
@@ -151,12 +153,13 @@ def profile_verb(given: argparse.Namespace, output: Output) -> int:
         loader = _loader_of(given, data_options(given), closing)
         profile = profile_dataloader(loader, step, given.seconds, apply=given.apply)
     output.show_lines(map(visible, profile.lines()))
-    if given.plot is not None:
-        try:
-            profile.save_plot(given.plot)
-        except OSError as error:
-            raise WriteError(f"{given.plot} can't be written: {error}") from error
-        output.show_lines([f"written: {visible(given.plot)}"])
+    for path, save in ((given.html, profile.save_html), (given.plot, profile.save_plot)):
+        if path is not None:
+            try:
+                save(path)
+            except OSError as error:
+                raise WriteError(f"{path} can't be written: {error}") from error
+            output.show_lines([f"written: {visible(path)}"])
     output.show_json(profile.as_dict())
     return 0
 
@@ -234,6 +237,7 @@ VERBS = {
             "batch_size": (64, "samples per batch, of a path or a dataset"),
             "seconds": (60.0, "time for the whole profile, about"),
             "apply": (bool, "measure the first advice too"),
+            "html": (str, "self-contained HTML page to write"),
             "plot": (str, "picture to write (pip install 'headrace[plot]')"),
         },
         opens_data=True,

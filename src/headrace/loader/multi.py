@@ -215,8 +215,7 @@ class MultiDataLoader:
             is_list = isinstance(pattern, Sequence) and not isinstance(pattern, str)
             if not is_list or not pattern or not set(pattern) <= set(names):
                 raise ConfigError(f"pattern must be a list of names of {names}, not {pattern!r}")
-        if epoch_length not in _LENGTHS:
-            raise ConfigError(f"epoch_length must be 'sum', 'max' or 'min', not {epoch_length!r}")
+        check_choice("epoch_length", epoch_length, _LENGTHS)
         check_flag("cycle_short_loaders", cycle_short_loaders)
         steps = check_integer("steps", steps, 1, optional=True)
         self._strategy = strategy
@@ -229,8 +228,7 @@ class MultiDataLoader:
         lengths = {name: length_of(loader) for name, loader in self.loaders.items()}
         if strategy == "weighted" and weights is None:
             counts = _known(lengths, names, "pass weights=")
-            if any(counts):
-                self._weights = exact_weights(names, counts)
+            self._weights = dict(zip(names, map(Fraction, counts), strict=True))
         drawn = list(dict.fromkeys(self._pattern))
         if strategy == "weighted":
             drawn = [name for name, weight in self._weights.items() if weight]

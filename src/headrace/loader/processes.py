@@ -43,7 +43,7 @@ import signal
 import threading
 import time
 import weakref
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from multiprocessing import connection, util
 from multiprocessing.context import ForkProcess
@@ -305,14 +305,10 @@ class _Dispatch:
         self._fetch = fetch
         self.handed_out = 0
         self.requests: Iterator[BatchRequest] = iter(())
-        # more than torch asks for at first
-        self.last = deque[BatchRequest](maxlen=fetch.ring.planned)
 
     def __iter__(self) -> Iterator[BatchRequest]:
-        self.last.clear()
         for request in self.requests:
             request.slot = self._fetch.ring.take()
-            self.last.append(request)
             self.handed_out += not request.is_idle
             yield request
 
@@ -373,11 +369,14 @@ class WorkerPool:
     def _start_workers(self, epoch: int, step: int) -> WorkerIterator:
         config = self._config
         context: Any = config.multiprocessing_context
+        dispatch = self.dispatch
         for _ in range(_BIRTHS):
+            # the same requests once more, for other workers where these hang
+            dispatch.requests, again = itertools.tee(dispatch.requests)
             flags = Flags(config.num_workers or 0)
             self._loader = DataLoader(
                 self._fetch,
-                batch_sampler=self.dispatch,
+                batch_sampler=dispatch,
                 collate_fn=as_delivered,
                 num_workers=config.num_workers or 0,
                 pin_memory=bool(config.pin_memory),
@@ -414,10 +413,8 @@ class WorkerPool:
                 f"{how}. To avoid this, start such threads later, or pass "
                 "multiprocessing_context='forkserver'"
             )
-            # the requests go to other workers, which have another ring
-            dispatch = self.dispatch
             self._fetch.ring = Ring(self.ring.planned)
-            dispatch.requests = itertools.chain(list(dispatch.last), dispatch.requests)
+            dispatch.requests = again
             dispatch.handed_out = 0
         raise WorkerError(
             f"workers hung {_BIRTHS} times as soon as they were forked: end other threads of this "

@@ -105,12 +105,10 @@ def check_version(state: Any, known: int, name: str, door: str) -> None:
             f"load_state_dict: this is not a state of {door}: pass what its state_dict() returned"
         )
     version = state["version"]
-    if type(version) is not int or version < 1:
-        raise StateError(f"load_state_dict: the state is damaged: its version is {version!r}")
-    if version > known:
+    if type(version) is not int or version != known:
         raise StateError(
-            f"load_state_dict: the state has version {version}, this headrace knows {known}: "
-            "upgrade it"
+            f"load_state_dict: the state has version {version!r}, this headrace knows {known}: "
+            "upgrade it, or pass a state that is not damaged"
         )
 
 

@@ -51,14 +51,14 @@ class SuggestedWorkers(int):
     rates: dict[int, float]
     reason: str
 
-    def __new__(cls, number: int, rates: Mapping[int, float], reason: str) -> SuggestedWorkers:
+    # a copy is made of the number alone, and gets its attributes then
+    def __new__(
+        cls, number: int, rates: Mapping[int, float] | None = None, reason: str = ""
+    ) -> SuggestedWorkers:
         made = super().__new__(cls, number)
-        made.rates = dict(rates)
+        made.rates = dict(rates or {})
         made.reason = reason
         return made
-
-    def __getnewargs__(self) -> tuple[Any, ...]:
-        return int(self), self.rates, self.reason
 
     def explain(self) -> str:
         """A table of the rates, and the reason."""
@@ -69,13 +69,6 @@ class SuggestedWorkers(int):
             lines.append(f"{number:>11}  {rate:>11,.1f}  {rate / best:>7.0%}{mark}")
         lines.append(f"num_workers={int(self)}: {self.reason}")
         return Lines("\n".join(lines))
-
-    def __repr__(self) -> str:
-        rates = {number: float(f"{rate:.4g}") for number, rate in self.rates.items()}
-        return f"SuggestedWorkers({int(self)}, rates={rates}, reason={self.reason!r})"
-
-    def __str__(self) -> str:
-        return str(int(self))
 
 
 @checks_keywords

@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -332,9 +332,7 @@ def _own_code(measured: Measured) -> Iterator[Advice]:
         yield Advice(name, why, "", measured.gain(share * measured.costs.work))
 
 
-RULES: tuple[Callable[[Measured], Iterator[Advice]], ...] = (
-    *(_workers, _prefetch, _persistent, _block, _cached, _own_code),
-)
+RULES = (_workers, _prefetch, _persistent, _block, _cached, _own_code)
 
 
 _OPTIONS = ("batch_size", "num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
@@ -360,6 +358,7 @@ def profile_dataloader(
     ```python
     profile = headrace.profile_dataloader(loader, step, apply=True)
     print(profile)
+    profile.save_html("profile.html")
     ```
 
     Args:

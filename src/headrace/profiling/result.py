@@ -1,12 +1,14 @@
-"""The result of a profile: stages, advice, and a one-sentence summary; as a table, or a picture by
-matplotlib (extra `plot`).
+"""The result of a profile: stages, advice, and a one-sentence summary; as a table, an HTML page, or
+a picture by matplotlib (extra `plot`).
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from html import escape
 from typing import Any
 
 from headrace.display import Lines
@@ -14,6 +16,21 @@ from headrace.errors import ConfigError
 
 WORTH = 1.08
 """A gain below this is within the variation between two runs of the same loader."""
+
+_HEAD = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>headrace profile</title>
+<style>
+:root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
+body { margin: 0 auto; max-width: 70rem; padding: 1.5rem 1rem; overflow-wrap: break-word; }
+h1 { font-size: 1.35rem; } pre { overflow-x: auto; } table { width: 100%; text-align: left; }
+.track { width: 60%; } i { display: block; height: 1.1rem; background: #3f6fb5; }
+.limit i { background: #c4442e; }
+</style>
+"""
 
 
 @dataclass(slots=True)
@@ -80,7 +97,7 @@ class Advice:
 @dataclass(slots=True)
 class Profile:
     """The result of `profile_dataloader`. It prints as a table; `as_dict()` is for JSON,
-    `save_plot()` draws the stages.
+    `save_html()` and `save_plot()` are for viewing.
 
     Attributes:
         loader: repr of the loader.
@@ -131,6 +148,31 @@ class Profile:
         """Returns the whole profile as JSON-compatible values."""
         return asdict(self)
 
+    def save_html(self, path: str | os.PathLike[str]) -> None:
+        """Writes one HTML page that loads nothing from elsewhere: the stages as bars, the table,
+        and the options of the loader.
+        """
+        rates = [max(stage.samples_per_second, 1e-9) for stage in self.stages]
+        given = {name: value for name, value in self.config.items() if value is not None}
+        options = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(
+                f"{_HEAD}<h1>{escape(self.verdict)}</h1>\n<p>{escape(self.loader)}</p>\n"
+                "<p>Samples a second on a logarithmic scale: of one worker; of "
+                '"workers", all of them. Red: the limit.</p>\n<table>\n'
+            )
+            for stage, rate in zip(self.stages, rates, strict=True):
+                scale = math.log(3 * rate / min(rates)) / math.log(3 * max(rates) / min(rates))
+                kind = "limit" if stage.is_limit else "stage"
+                file.write(
+                    f'<tr class="{kind}"><th>{escape(stage.name)}</th><td class="track">'
+                    f'<i style="width:{scale:.1%}"></i></td><td>{rate:,.0f}/s</td></tr>\n'
+                )
+            file.write(
+                f"</table>\n<pre>{escape(str(self))}</pre>\n"
+                f"<p>Options of the loader: <code>{escape(options)}</code></p>\n</html>\n"
+            )
+
     def save_plot(self, path: str | os.PathLike[str]) -> None:
         """Writes a picture of the stages (PNG, SVG or PDF, by extension). Needs the extra `plot`.
 
@@ -140,7 +182,9 @@ class Profile:
         try:
             from matplotlib.figure import Figure
         except ImportError as error:
-            raise ConfigError("save_plot needs matplotlib: pip install 'headrace[plot]'") from error
+            raise ConfigError(
+                "save_plot needs matplotlib: pip install 'headrace[plot]', or use save_html"
+            ) from error
         stages = list(reversed(self.stages))
         figure = Figure(figsize=(9, 2 + 0.4 * len(stages)), layout="constrained")
         bars = figure.subplots()
