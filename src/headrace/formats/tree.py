@@ -17,7 +17,7 @@ import numpy as np
 
 from headrace.dtypes import AnyArray
 from headrace.errors import FormatError, HeadraceError, MissingNameError, one_line
-from headrace.formats.arrays.chunks import LibraryRows, shown_array
+from headrace.formats.arrays.chunks import LibraryChunks, shown_array
 from headrace.formats.arrays.packed import PackedInfo, info_in
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays
 from headrace.formats.arrays.rows import ArraysSource
@@ -41,7 +41,7 @@ class StoredArray(NamedTuple):
     dtype: np.dtype[Any]
     path: str
     begin: int = -1
-    reader: ArrayReader | LibraryRows | None = None
+    reader: ArrayReader | LibraryChunks | None = None
 
     @property
     def nbytes(self) -> int:
@@ -107,7 +107,7 @@ class Tree(ABC):
         return [""] * len(self.shape(name))
 
     @abstractmethod
-    def reader(self, name: str, *, by_row: bool = True) -> ArrayReader | LibraryRows:
+    def reader(self, name: str, *, by_row: bool = True) -> ArrayReader | LibraryChunks:
         """Reads an array.
 
         Args:
@@ -135,10 +135,6 @@ class Tree(ABC):
             MissingNameError: there is none of that name; or several, and no name. The message
                 lists them.
         """
-
-    def extents(self, name: str, reader: ArrayReader | LibraryRows) -> tuple[int, ...] | None:
-        """The extents of an array's chunks, as the file has them; None: it has no chunks."""
-        return reader.chunks.grid.chunks if isinstance(reader, ArrayReader) else None
 
     def stored(self, name: str) -> StoredArray | None:
         """An array, and how its rows are read; None: there is none."""
@@ -312,9 +308,8 @@ class TreeSource(ArraysSource):
                         f"{shown_array(tree.path, one)} is a single value without an axis of "
                         "samples: name another array"
                     )
-            cuts = [tree.extents(one, field) for one, field in fields.items()]
             names = found[0] if is_one else tuple(fields)
-            super().__init__(tree.shown, opened, names, fields, cuts)
+            super().__init__(tree.shown, opened, names, fields)
             self._look_into(tree)
 
     def _look_into(self, tree: Tree) -> None:

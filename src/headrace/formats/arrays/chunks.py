@@ -116,28 +116,34 @@ class ChunkTable(ChunkIndex):
         self._path = path
         self._files = files
         offsets, sizes, masks = table
-        self._starts = SharedArray(offsets)
-        self._stops = SharedArray(offsets + sizes)
-        self._masks = SharedArray(masks) if masks.any() else None
-        self._numbers = None if numbers is None else SharedArray(numbers)
+        self._has_masks = bool(masks.any())
+        columns = np.array([offsets, offsets + sizes, masks])
+        self._numbers = None
+        if numbers is not None:
+            self._numbers = SharedArray(np.append(numbers, COUNTABLE))
+            columns = np.append(columns, [[-1], [-1], [0]], axis=1)  # of what was never written
+        self._table = SharedArray(columns[: 2 + self._has_masks])
         self.nbytes: int = int(sizes.sum())
 
-    def _of(self, numbers: IntArray, column: SharedArray, missing: int) -> IntArray:
-        if self._numbers is None:
-            values: IntArray = column.array[numbers]
-            return values
-        known = self._numbers.array
-        if not len(known):
-            return np.full(len(numbers), missing, np.int64)
-        places = np.minimum(np.searchsorted(known, numbers), len(known) - 1)
-        return np.where(known[places] == numbers, column.array[places], missing)
+    def _columns(self, numbers: IntArray) -> IntArray:
+        """First byte, end and, where there are any, skipped filters of chunks."""
+        places = numbers
+        if self._numbers is not None:
+            known = self._numbers.array
+            places = np.searchsorted(known, numbers)
+            places[known[places] != numbers] = -1
+        columns: IntArray = self._table.array[:, places]
+        return columns
 
     def ranges(self, numbers: IntArray) -> ByteRanges:
-        starts = self._of(numbers, self._starts, -1)
-        return ByteRanges.in_file(self._path, starts, self._of(numbers, self._stops, -1))
+        starts, stops, *_ = self._columns(numbers)
+        return ByteRanges.in_file(self._path, starts, stops)
 
     def unused_codecs(self, numbers: IntArray) -> IntArray | None:
-        return None if self._masks is None else self._of(numbers, self._masks, 0)
+        if not self._has_masks:
+            return None
+        masks: IntArray = self._columns(numbers)[2]
+        return masks
 
     def check(self, number: int) -> None:
         self._files.check(self._path)
@@ -168,6 +174,10 @@ class Chunks(ABC):
     """True if they are read by requests to a server, many at once."""
     width = 1
     """Arrays that share these chunks."""
+    stored_nbytes = 0
+    """About the stored bytes of all chunks; 0: not known."""
+    extents: tuple[int, ...] | None = None
+    """The extents of a chunk, as the file has them; None: it has no chunks."""
 
     def __init__(self, grid: Grid, dtype: np.dtype[Any], how: str, fill: Any = 0) -> None:
         self.grid: Grid = grid
@@ -193,11 +203,6 @@ class Chunks(ABC):
     def byte_ranges(self, numbers: IntArray) -> ByteRanges:
         """Where the stored bytes of chunks lie; none where only another library knows it."""
         return ByteRanges.of([])
-
-    @property
-    def stored_nbytes(self) -> int:
-        """About the stored bytes of all chunks; 0: not known."""
-        return 0
 
 
 class DirectChunks(Chunks):
@@ -244,6 +249,9 @@ class DirectChunks(Chunks):
         self.decodes: bool = bool(pipeline) or check is not None
         self.is_raw: bool = not self.decodes and order == "C"
         self.needs_io: bool = index.needs_io
+        self.stored_nbytes = math.prod(grid.shape) * dtype.itemsize
+        if index.nbytes is not None:
+            self.stored_nbytes = index.nbytes
         self.is_remote: bool = files.is_remote
 
     def where(self, number: int) -> str:
@@ -253,13 +261,6 @@ class DirectChunks(Chunks):
 
     def check_cached(self, number: int) -> None:
         self.index.check(number)
-
-    @property
-    def stored_nbytes(self) -> int:
-        known = self.index.nbytes
-        if known is None:
-            return math.prod(self.grid.shape) * self.dtype.itemsize
-        return known
 
     def byte_ranges(self, numbers: IntArray) -> ByteRanges:
         ranges = self.index.ranges(numbers)
@@ -351,46 +352,26 @@ class _RowIndex(ChunkIndex):
         return ByteRanges(whole.paths, whole.file, start, stop)
 
 
-class LibraryRows(ABC):
-    """An array that only its library can read: numbers by `LibraryChunks`, elements of any size by
-    `read`.
+class LibraryChunks(Chunks):
+    """The chunks of an array that only its library can read: numbers a chunk at a time, elements of
+    any size by `rows`.
     """
 
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    how: str
+    holds_objects: bool
+    """True if elements have any size, such as strings."""
 
-    @abstractmethod
-    def read(self, rows: Sequence[int]) -> list[Any]:
-        """The rows as the library gives them."""
-
-    @abstractmethod
-    def read_part(self, part: tuple[slice, ...]) -> AnyArray:
-        """The part of the array inside of some slices, one an axis."""
-
-    @abstractmethod
-    def check_part(self, part: tuple[slice, ...]) -> None:
-        """Raises a FileChangedError if a local file that a part lies in was changed since the array
-        was opened.
-        """
-
-    def describe(self, name: str) -> Column:
-        """What is known of the cost of a random row."""
-        return Column(name, self.how, f"{self.dtype} {list(self.shape[1:])}")
-
-
-class LibraryChunks(Chunks):
-    """Chunks of numbers that another library reads."""
-
-    def __init__(self, grid: Grid, dtype: np.dtype[Any], array: LibraryRows, fill: Any = 0) -> None:
-        super().__init__(grid, dtype, array.how, fill)
-        self._array = array
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the array."""
+        return self.grid.shape
 
     def read(self, numbers: Sequence[int]) -> list[Any]:
-        return list(map(self.grid.part, numbers))
+        return [None] * len(numbers)
 
-    def decode(self, number: int, data: Any) -> AnyArray | None:
-        return self._array.read_part(data)
+    @abstractmethod
+    def rows(self, rows: Sequence[int]) -> list[Any]:
+        """Rows as the library gives them."""
 
-    def check_cached(self, number: int) -> None:
-        self._array.check_part(self.grid.part(number))
+    def describe(self, name: str) -> Column:
+        """Describes what is known of the cost of a random row."""
+        return Column(name, self.how, f"{self.dtype} {list(self.shape[1:])}")

@@ -231,6 +231,11 @@ class ArrayReader:
         self.inner: int = chunks.grid.inner
         self.dtype: np.dtype[Any] = chunks.dtype
         self.how: str = chunks.how
+        self.extents: tuple[int, ...] | None = chunks.extents
+        self.height: int = chunks.grid.chunks[0] if chunks.grid.chunks else 1
+        """Rows of a chunk."""
+        self.caches_chunks: bool = chunks.decodes and self.height > 1
+        """True if chunks of several rows are decoded as a whole, and worth caching."""
 
     def describe(self, name: str, extents: Sequence[float] | None = None) -> Column:
         """What a random box of an array costs: along each axis it crosses (extent - 1) / chunk + 1
@@ -256,16 +261,6 @@ class ArrayReader:
         column.decoded = int(column.chunks * chunks.nbytes)
         column.read = int(column.chunks * column.stored / math.prod(grid.counts))
         return column
-
-    @property
-    def caches_chunks(self) -> bool:
-        """True if chunks of several rows are decoded as a whole, and worth caching."""
-        return self.chunks.decodes and self.height > 1
-
-    @property
-    def height(self) -> int:
-        """Rows of a chunk."""
-        return self.chunks.grid.chunks[0]
 
     # -- where bytes lie
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import BudgetError, FormatError, HeadraceError
-from headrace.formats.arrays.chunks import COUNTABLE, DirectChunks, LibraryRows, shown_array
+from headrace.formats.arrays.chunks import COUNTABLE, DirectChunks, LibraryChunks, shown_array
 from headrace.formats.arrays.packed import PackedInfo
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays, OpenSource
 from headrace.formats.source import ArraySource, Description, Rows
@@ -101,7 +101,6 @@ class ArraysSource(ReadersSource):
         path, opened: as `ReadersSource` has them.
         name: that of the array; or a tuple of several.
         fields: by name, what reads the rows of each.
-        chunks: the extents of a chunk of each, as the file has them; None: it has no chunks.
 
     Attributes:
         shape, dtype: of the (first) array, rows included.
@@ -120,8 +119,7 @@ class ArraysSource(ReadersSource):
         path: str,
         opened: OpenArrays[Any],
         name: str | tuple[str, ...],
-        fields: Mapping[str, ArrayReader | LibraryRows],
-        chunks: Sequence[tuple[int, ...] | None],
+        fields: Mapping[str, ArrayReader | LibraryChunks],
     ) -> None:
         super().__init__(
             path, opened, [field for field in fields.values() if isinstance(field, ArrayReader)]
@@ -132,8 +130,7 @@ class ArraysSource(ReadersSource):
         self.dtype: np.dtype[Any] = self._first.dtype
         self.dtypes: dict[str, np.dtype[Any]] = {one: field.dtype for one, field in fields.items()}
         self._grids = [
-            [one, field.shape, field.dtype.str, cut]
-            for (one, field), cut in zip(fields.items(), chunks, strict=True)
+            [one, field.shape, field.dtype.str, field.extents] for one, field in fields.items()
         ]
         self._row_bytes = sum(
             math.prod(reader.shape[1:]) * reader.dtype.itemsize for reader in self._readers
@@ -215,7 +212,7 @@ class ArraysSource(ReadersSource):
                 field.read_rows(indices, rows, self.run)
                 columns.append(rows)
             else:
-                columns.append(field.read(indices))
+                columns.append(field.rows(indices))
         if isinstance(self.name, str):
             return columns[0]
         return [

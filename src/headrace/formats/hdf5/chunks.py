@@ -24,7 +24,6 @@ from headrace.formats.arrays.chunks import (
     DirectChunks,
     Grid,
     LibraryChunks,
-    LibraryRows,
 )
 from headrace.formats.arrays.codecs import (
     LEVELS,
@@ -67,6 +66,7 @@ class Layout(NamedTuple):
         filters: of its chunks.
         fill: the value of chunks that were never written ([], of the elements' dtype).
         places, written: see `ChunkTable`.
+        extents: see `Chunks`.
     """
 
     path: str
@@ -76,10 +76,11 @@ class Layout(NamedTuple):
     fill: AnyArray
     places: IntArray
     written: IntArray | None
+    extents: Sequence[int] | None
 
     def opened(self, name: str, files: Files) -> DirectChunks:
         """The chunks of the dataset of that name."""
-        return DirectChunks(
+        chunks = DirectChunks(
             Grid(tuple(self.shape), tuple(self.chunks)),
             self.fill.dtype,
             ChunkTable(self.path, files, self.places, self.written),
@@ -89,9 +90,12 @@ class Layout(NamedTuple):
             name=name,
             fill=self.fill[()],
         )
+        if self.extents is not None:
+            chunks.extents = tuple(self.extents)
+        return chunks
 
 
-class HDF5Array(LibraryRows):
+class HDF5Array(LibraryChunks):
     """A dataset as h5py reads it, from the files that each process has open.
 
     Args:
@@ -100,6 +104,7 @@ class HDF5Array(LibraryRows):
         opened: these files.
         behind: files that its values come from, which must not change.
         why: h5py reads it.
+        are_objects: True if its elements have any size.
     """
 
     def __init__(
@@ -110,31 +115,39 @@ class HDF5Array(LibraryRows):
         opened: OpenTrees[h5py.File],
         behind: Sequence[str],
         why: str,
+        are_objects: bool,
     ) -> None:
-        self.shape = tuple(dataset.shape)
-        self.dtype = ordered(dataset.dtype)
-        self.how = f"h5py: {why}"
+        elements: tuple[int, ...] = ()
+        dtype = ordered(dataset.dtype)
+        if not are_objects:
+            elements, dtype = _elements(dataset)
+        height = dataset.chunks or (1, *dataset.shape[1:])
+        grid = Grid((*dataset.shape, *elements), (*height, *elements))
+        super().__init__(grid, dtype, f"h5py: {why}")
+        self.holds_objects = are_objects
+        self.extents = dataset.chunks
         self._library = opened.library
         self._path = path
         self._name = name
         self._files = opened.files
         self._behind = behind
 
-    def check_part(self, part: tuple[slice, ...] = ()) -> None:
+    def check_cached(self, number: int) -> None:
         check_files(self._files, self._path, self._behind)
 
-    def read(self, rows: Sequence[int]) -> list[Any]:
+    def rows(self, rows: Sequence[int]) -> list[Any]:
         return [part[0] for part in self._read_parts([(slice(row, row + 1),) for row in rows])]
 
-    def read_part(self, part: tuple[slice, ...]) -> AnyArray:
-        return self._read_parts([part])[0]
+    def decode(self, number: int, data: Any) -> AnyArray:
+        return self._read_parts([self.grid.part(number)])[0]
 
     def _read_parts(self, parts: Sequence[tuple[slice, ...]]) -> list[AnyArray]:
         with (
             self._library.reading(self._path) as file,
             asking("h5py", f"{redact(self._path)}: {self._name!r}"),
         ):
-            self.check_part()  # once it is open: another one may have been opened just now
+            # once it is open: another one may have been opened just now
+            check_files(self._files, self._path, self._behind)
             dataset = file[self._name]
             axes = len(dataset.shape)  # elements may be arrays, which have axes of their own
             arrays = [read_part(dataset, part[:axes]) for part in parts]
@@ -142,11 +155,10 @@ class HDF5Array(LibraryRows):
         return [array[inner] for array, inner in zip(arrays, rest, strict=True)]
 
 
-def rows_of(
+def chunks_of(
     dataset: h5py.Dataset, path: str, name: str, opened: OpenTrees[h5py.File]
-) -> Layout | LibraryChunks | HDF5Array:
-    """The layout of a dataset that is read directly; else its chunks, or its rows if it holds
-    objects.
+) -> Layout | HDF5Array:
+    """The layout of a dataset that is read directly; else what reads it through h5py.
 
     Args:
         dataset: open.
@@ -171,14 +183,14 @@ def rows_of(
         layout = _layout_of(dataset, name, opened.files, behind[0])
     if isinstance(layout, Layout):
         return layout
-    _check_filters(dataset, where)
-    array = HDF5Array(dataset, path, name, opened, behind, layout)
-    if are_objects:
-        return array
-    elements, dtype = _elements(dataset)
-    height = dataset.chunks or (1, *dataset.shape[1:])
-    grid = Grid((*dataset.shape, *elements), (*height, *elements))
-    return LibraryChunks(grid, dtype, array)
+    missing = [name for code, _, name in _filters_of(dataset) if not h5py.h5z.filter_avail(code)]
+    if missing:
+        raise FormatError(
+            f"{where} is packed with {', '.join(missing)}, which h5py lacks: pip "
+            "install hdf5plugin, and import it; or register the filter with HDF5 "
+            "(HDF5_PLUGIN_PATH), or repack the file (h5repack)"
+        )
+    return HDF5Array(dataset, path, name, opened, behind, layout, are_objects)
 
 
 def holds_objects(dtype: np.dtype[Any], where: str) -> bool:
@@ -257,6 +269,7 @@ def _layout_of(dataset: h5py.Dataset, name: str, files: Files, path: str) -> Lay
         np.zeros((), dtype) if fill is None else fill,
         places,
         None if is_whole else written,
+        dataset.chunks,
     )
     if layout.filters and _lacks_filters(layout.opened(name, files), grid, written, places):
         return "chunks at its edge may lie there without their filters"
@@ -410,18 +423,6 @@ def _pipeline_of(filters: Iterable[Filter]) -> Pipeline:
         else:
             raise ValueError(f"filter {name}")
     return Pipeline(codecs)
-
-
-def _check_filters(dataset: h5py.Dataset, where: str) -> None:
-    """Raises a FormatError if h5py lacks a filter of a dataset."""
-    filters = _filters_of(dataset)
-    missing = [name for code, _, name in filters if not h5py.h5z.filter_avail(code)]
-    if missing:
-        raise FormatError(
-            f"{where} is packed with {', '.join(missing)}, which h5py lacks: pip "
-            "install hdf5plugin, and import it; or register the filter with HDF5 "
-            "(HDF5_PLUGIN_PATH), or repack the file (h5repack)"
-        )
 
 
 def add_filters(plist: h5py.h5p.PropDCID, compression: str, dtype: np.dtype[Any]) -> None:

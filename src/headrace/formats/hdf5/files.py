@@ -37,32 +37,21 @@ _CAN_NOT_LOCK = "unable to lock file"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
-class _NoGC:
-    """Threads inside of `without_gc`."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.threads = 0
-        self.was_on = False
-
-
-_no_gc = _NoGC()
+_gc_lock = threading.Lock()
+_gc_was_on: list[bool] = []  # for each thread inside of `without_gc`: False, but for the first
 
 
 @contextlib.contextmanager
 def without_gc() -> Iterator[None]:
     """Turns the garbage collector off inside, for all threads."""
-    with _no_gc.lock:
-        if not _no_gc.threads:
-            _no_gc.was_on = gc.isenabled()
-            gc.disable()
-        _no_gc.threads += 1
+    with _gc_lock:
+        _gc_was_on.append(gc.isenabled())
+        gc.disable()
     try:
         yield
     finally:
-        with _no_gc.lock:
-            _no_gc.threads -= 1
-            if not _no_gc.threads and _no_gc.was_on:
+        with _gc_lock:
+            if _gc_was_on.pop():
                 gc.enable()
 
 

@@ -29,7 +29,7 @@ from headrace.errors import (
     RemoteError,
     warn,
 )
-from headrace.formats.arrays.chunks import Chunks, LibraryRows
+from headrace.formats.arrays.chunks import Chunks
 from headrace.formats.arrays.packed import (
     BESIDE,
     DATA,
@@ -39,7 +39,7 @@ from headrace.formats.arrays.packed import (
     info_in,
 )
 from headrace.formats.arrays.reader import ArrayReader
-from headrace.formats.hdf5.chunks import Layout, is_as_stored, place_of, rows_of
+from headrace.formats.hdf5.chunks import HDF5Array, Layout, chunks_of, is_as_stored, place_of
 from headrace.formats.hdf5.files import (
     check_files,
     check_has_values,
@@ -220,10 +220,6 @@ class HDF5Tree(Tree):
             return only_dataset(self.file, self.path, DATA, targets)
         return name
 
-    def extents(self, name: str, reader: ArrayReader | LibraryRows) -> tuple[int, ...] | None:
-        extents: tuple[int, ...] | None = self.dataset(name).chunks
-        return extents
-
     def dataset(self, name: str) -> h5py.Dataset:
         """A dataset of the file; see `find_dataset`."""
         return find_dataset(self.file, name, self.path, self.opened.files.is_remote)
@@ -234,17 +230,16 @@ class HDF5Tree(Tree):
     def dtype(self, name: str) -> np.dtype[Any]:
         return ordered(self.dataset(name).dtype)
 
-    def _rows(self, name: str) -> Layout | Chunks | LibraryRows:
-        return rows_of(self.dataset(name), self.path, name, self.opened)
+    def _chunks(self, name: str) -> Layout | HDF5Array:
+        return chunks_of(self.dataset(name), self.path, name, self.opened)
 
-    def reader(self, name: str, *, by_row: bool = True) -> ArrayReader | LibraryRows:
-        opened = self.opened
-        rows = self._rows(name)
-        if isinstance(rows, LibraryRows):
-            return rows
-        if isinstance(rows, Layout):
-            rows = rows.opened(name, opened.files)
-        return ArrayReader(rows, opened.chunks, f"{self.path}\0{name}")
+    def reader(self, name: str, *, by_row: bool = True) -> ArrayReader | HDF5Array:
+        chunks: Layout | Chunks = self._chunks(name)
+        if isinstance(chunks, Layout):
+            chunks = chunks.opened(name, self.opened.files)
+        if isinstance(chunks, HDF5Array) and chunks.holds_objects:
+            return chunks
+        return ArrayReader(chunks, self.opened.chunks, f"{self.path}\0{name}")
 
     def whole(self, name: str) -> AnyArray:
         dataset = self.dataset(name)
@@ -371,21 +366,18 @@ class RemoteTree(HDF5Tree):
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._fact(f"shape {name}", functools.partial(super().shape, name)))
 
-    def extents(self, name: str, reader: ArrayReader | LibraryRows) -> tuple[int, ...] | None:
-        return self._fact(f"extents {name}", functools.partial(super().extents, name, reader))
-
     def array_named(self, name: str | None, targets: str | None = None) -> str:
         find = functools.partial(super().array_named, name, targets)
         return self._fact(f"array {[name, targets]}", find)
 
-    def _rows(self, name: str) -> Layout | Chunks | LibraryRows:
+    def _chunks(self, name: str) -> Layout | HDF5Array:
         key = f"layout {name}"
         if self.opened.direct and key in self._facts:
             return Layout(self.path, *self._facts[key])
-        rows = super()._rows(name)
-        if isinstance(rows, Layout) and _is_plain(rows.fill.dtype):
-            self._facts[key] = rows[1:]
-        return rows
+        chunks = super()._chunks(name)
+        if isinstance(chunks, Layout) and _is_plain(chunks.fill.dtype):
+            self._facts[key] = chunks[1:]
+        return chunks
 
     def whole(self, name: str) -> AnyArray:
         key = f"column {name}"
@@ -435,7 +427,12 @@ def _read_all(opened: OpenHDF5, url: str) -> None:
     """
     with opened.tree(url) as tree:
         is_packed = tree.info() is not None
-        tree.file.visititems(_read_attributes)
+        for name in tree.nodes():
+            attributes = tree.attrs(name)
+            for key in attributes:
+                # of a type that h5py lacks
+                with contextlib.suppress(OSError, TypeError, ValueError, KeyError):
+                    attributes.get(key)
         for name in dataset_names(tree.file):
             try:
                 dataset = tree.dataset(name)
@@ -454,12 +451,5 @@ def _read_all(opened: OpenHDF5, url: str) -> None:
                 warn(f"{redact(url)}: {name!r} is left out of the index: {error}")
 
 
-def _read_attributes(_: str, item: h5py.Group | h5py.Dataset) -> None:
-    for key in item.attrs:
-        # of a type that h5py lacks
-        with contextlib.suppress(OSError, TypeError, ValueError, KeyError):
-            item.attrs.get(key)
-
-
-INDEX = IndexKind("hdf5", 3, ("<i8", "u1", "u1"), _make_index)
+INDEX = IndexKind("hdf5", 4, ("<i8", "u1", "u1"), _make_index)
 """See `RemoteTree.index`."""

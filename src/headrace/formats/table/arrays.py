@@ -52,7 +52,7 @@ class NumpySource(ArraysSource):
         self._arrays = arrays
         some = (names,) if isinstance(names, str) else names
         fields = {name: _reader(name, opened, arrays[name]) for name in some}
-        super().__init__(shown, opened, names, fields, [None] * len(fields))
+        super().__init__(shown, opened, names, fields)
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """All rows of an array of the file."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import math
 import os
 import sys
 import zipfile
@@ -21,8 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from headrace.dtypes import AnyArray
 from headrace.errors import (
     AccessError,
     ConfigError,
@@ -36,7 +35,6 @@ from headrace.formats.arrays.chunks import (
     DirectChunks,
     Grid,
     LibraryChunks,
-    LibraryRows,
     shown_array,
 )
 from headrace.formats.arrays.codecs import Pipeline
@@ -79,31 +77,47 @@ def _leave(array: Any) -> None:
     """Arrays are not closed: that would close the store, which may be an object of the caller's."""
 
 
-class LibraryArray(LibraryRows):
+class LibraryArray(LibraryChunks):
     """An array that zarr-python reads: of numbers, or rows of strings.
 
     Args:
         opened: what each process has open.
         store, name: of the array.
         why: zarr-python reads it.
+        are_strings: True if its elements are strings.
 
     Raises:
-        FormatError: it can't be opened.
+        FormatError: it can't be opened, or its elements are neither numbers nor strings.
     """
 
-    def __init__(self, opened: WorkerFiles[Any], store: Store, name: str, why: str) -> None:
+    def __init__(
+        self, opened: WorkerFiles[Any], store: Store, name: str, why: str, are_strings: bool
+    ) -> None:
         self._opened = opened
         self._store = store
         self._name = name
         self.where = shown_array(store.path, name)
-        self.how = f"zarr-python: {why}"
         self._why = why
-        with self._reading() as array:
-            self.shape = tuple(array.shape)
-            self.dtype = array.dtype
+        self.holds_objects = are_strings
+        with self.reading() as array:
+            grid = Grid(tuple(array.shape), tuple(array.chunks))
+            dtype = np.dtype(object) if are_strings else array.dtype
+            fill = 0 if array.fill_value is None else array.fill_value
+        super().__init__(grid, dtype, f"zarr-python: {why}", fill)
+        if are_strings:
+            return
+        self.extents = grid.chunks
+        if 0 not in grid.shape and (min(grid.chunks, default=1) < 1 or self.nbytes > COUNTABLE):
+            raise FormatError(
+                f"{self.where} has chunks of {list(grid.chunks)} elements: its metadata are damaged"
+            )
+        if dtype.hasobject or dtype.kind not in "biufcSUV":
+            raise FormatError(
+                f"{self.where} holds {dtype}: samples are numbers, or rows of strings"
+            )
 
     @contextlib.contextmanager
-    def _reading(self) -> Iterator[Any]:
+    def reading(self) -> Iterator[Any]:
         """The array, inside of the context; what it raises there names it.
 
         Raises:
@@ -116,50 +130,30 @@ class LibraryArray(LibraryRows):
         ):
             yield array
 
-    def check_part(self, part: tuple[slice, ...]) -> None:
+    def check_cached(self, number: int) -> None:
         if self._store.files.is_remote:
             return
-        with self._reading() as array:
+        with self.reading() as array:
             extents = array.shards or array.chunks
             files = [
                 range(cut.start // extent, -(-cut.stop // extent))
-                for cut, extent in zip(part, extents, strict=True)
+                for cut, extent in zip(self.grid.part(number), extents, strict=True)
             ]
             keys = [array.metadata.encode_chunk_key(place) for place in itertools.product(*files)]
         self._store.ranges([key_of(self._name, key) for key in keys])
 
-    def read_part(self, part: tuple[slice, ...]) -> npt.NDArray[Any]:
-        with self._reading() as array:
-            return np.asarray(array[part])
+    def decode(self, number: int, data: Any) -> AnyArray:
+        with self.reading() as array:
+            return np.asarray(array[self.grid.part(number)])
 
-    def read(self, rows: Sequence[int]) -> list[Any]:
+    def rows(self, rows: Sequence[int]) -> list[Any]:
         """Rows of strings, read by one call, so that each chunk is decoded once a batch."""
         wanted, places = np.unique(np.asarray(rows, np.int64), return_inverse=True)
         if not len(wanted):
             return []
-        with self._reading() as array:
+        with self.reading() as array:
             found = np.asarray(array.get_orthogonal_selection((wanted,))).astype(object)
         return [found[place] for place in places.tolist()]
-
-    def chunks(self) -> LibraryChunks:
-        """The chunks of an array of numbers.
-
-        Raises:
-            FormatError: its elements are no numbers.
-        """
-        with self._reading() as array:
-            grid = Grid(self.shape, tuple(array.chunks))
-            fill = 0 if array.fill_value is None else array.fill_value
-        nbytes = math.prod(grid.chunks) * self.dtype.itemsize
-        if 0 not in grid.shape and (min(grid.chunks, default=1) < 1 or nbytes > COUNTABLE):
-            raise FormatError(
-                f"{self.where} has chunks of {list(grid.chunks)} elements: its metadata are damaged"
-            )
-        if self.dtype.hasobject or self.dtype.kind not in "biufcSUV":
-            raise FormatError(
-                f"{self.where} holds {self.dtype}: samples are numbers, or rows of strings"
-            )
-        return LibraryChunks(grid, self.dtype, self, fill)
 
 
 def _holds_strings(metadata: dict[str, Any]) -> bool:
@@ -371,11 +365,8 @@ class ZarrTree(Tree):
                 f"zarr-python can read: {chunks}: leave it out"
             )
         try:
-            array = LibraryArray(opened.library, self.store, name, chunks)
-            if holds_strings:
-                array.dtype = np.dtype(object)
-                return array
-            return ArrayReader(array.chunks(), opened.chunks, key)
+            array = LibraryArray(opened.library, self.store, name, chunks, holds_strings)
+            return array if holds_strings else ArrayReader(array, opened.chunks, key)
         finally:
             opened.library.close()
 
@@ -420,17 +411,18 @@ class ZarrTree(Tree):
             check=check,
             required=required,
         )
+        chunks.extents = grid.chunks
         if layout.index_at is not None:
             chunks.how += " out of shards"
         elif files.is_remote and store.reads_whole and not in_parts:
             chunks.how = chunks.how.replace("ranges", "files fetched whole", 1)
         return chunks
 
-    def whole(self, name: str) -> npt.NDArray[Any]:
+    def whole(self, name: str) -> AnyArray:
         reader = self.reader(name, is_column=True)
         if isinstance(reader, LibraryArray):
-            whole = tuple(slice(0, extent) for extent in reader.shape)
-            return reader.read_part(whole).astype(object)
+            with reader.reading() as array:
+                return np.asarray(array[...]).astype(object)
         if not reader.shape:
             return np.asarray(reader.chunks.decode(0, reader.chunks.read([0])[0]))
         return reader.whole(one_after_the_other)
