@@ -29,7 +29,8 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 import headrace
-from headrace.datasets.pixels import decode_image, resize_image, to_channels_first
+from headrace.datasets.pixels import decode_image
+from headrace.datasets.resizing import resize_image, to_channels_first
 
 BATCH, SIZE = 64, (224, 224)
 

@@ -47,12 +47,12 @@ INSIDE = {
         loader multi module
     """,
     "datasets": """
-        cells arrays pixels columns table image files episodes sparse text
+        cells arrays resizing pixels columns table image files episodes sparse text
         dialects streaming unnormalized open memory_efficient
     """,
     "core": "decoder reader values held ahead options views dataset batcher",
     "datasets/image": """
-        augment labels coco decoder columns image
+        augment labels coco tables decoder masks boxes columns image
     """,
     "datasets/text": "decoders chats passes text",
     "packing": "destination plan parts contents stored texts hdf5 run",

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from headrace.collate.vision import Normalization
-from headrace.datasets.pixels import IMAGENET
+from headrace.datasets.resizing import IMAGENET
 from headrace.testing.contract import same
 
 

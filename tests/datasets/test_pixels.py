@@ -15,7 +15,8 @@ from PIL import EpsImagePlugin, Image, ImageOps
 
 from headrace.datasets import pixels as pixels_module
 from headrace.datasets.columns import DECODERS
-from headrace.datasets.pixels import decode_image, image_shape, resize_image
+from headrace.datasets.pixels import decode_image, image_shape
+from headrace.datasets.resizing import resize_image
 from headrace.errors import FormatError
 from tests.data.make import (
     READABLE,

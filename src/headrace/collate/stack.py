@@ -5,13 +5,13 @@ fields of nested samples.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from PIL import Image
 
 from headrace.casting import as_torch_lays_out
 from headrace.errors import CollateError, ConfigError
@@ -258,9 +258,11 @@ def _check_listed(values: list[Any], path: FieldPath) -> None:
             " is None, and so is the whole batch: the transform (or __getitem__) returned nothing; "
             f"end it with a return of the value, {_OR}",
         )
+    # nobody has an image of a library that nobody has imported
+    pillow = sys.modules.get("PIL.Image")
     for number, value in enumerate(values):
         is_ = f" is {shape_of(value)}"
-        if isinstance(value, Image.Image):
+        if pillow is not None and isinstance(value, pillow.Image):
             advice = "End the transform with PILToTensor(), or pass transform_input='tensor'"
             raise _refused(path, number, f" is a PIL image. {advice}, {_OR}")
         if isinstance(value, (np.ndarray, np.generic)) and value.dtype.char in _LONG:

@@ -90,6 +90,8 @@ class PathOptions(CommonOptions, RemoteKeywords, total=False):
     """
 
 
+UNSET: Any = "default"
+"""An argument that was not given, such as `image_size`."""
 COMMON, REMOTE = CommonOptions.__optional_keys__, RemoteKeywords.__optional_keys__
 """The names of these keywords."""
 

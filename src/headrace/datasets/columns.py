@@ -15,7 +15,8 @@ from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder
 from headrace.core.options import LoadingMode, ModeName, PathOptions, check_arguments
 from headrace.datasets.arrays import as_input
-from headrace.datasets.pixels import Left, decode_image, to_channels_first
+from headrace.datasets.pixels import Left, decode_image
+from headrace.datasets.resizing import to_channels_first
 from headrace.errors import ConfigError, FormatError
 from headrace.formats.registry import detect, open_columns
 from headrace.formats.resolve.file_set import EXTENSIONS

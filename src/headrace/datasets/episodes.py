@@ -22,7 +22,7 @@ from headrace.core.held import Held
 from headrace.core.options import LoadingMode, ModeName, PathOptions, check_arguments
 from headrace.core.values import Access, Records, Use, ValueSource, used
 from headrace.datasets.arrays import as_input, checked_list
-from headrace.datasets.image.decoder import decode_mask
+from headrace.datasets.image.masks import decode_mask
 from headrace.datasets.pixels import decode_image
 from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, FormatError, HeadraceError, SampleError

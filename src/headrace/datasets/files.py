@@ -7,9 +7,9 @@ from typing import Any, Literal, Unpack
 
 from headrace.arguments import check_callable, check_choice, described
 from headrace.core.dataset import BaseDataset
-from headrace.core.options import LoadingMode, ModeName, PathOptions, check_arguments
-from headrace.datasets.image.image import labels_of
-from headrace.datasets.image.labels import UNSET, TargetsArgument, Wanted, checked_targets
+from headrace.core.options import UNSET, LoadingMode, ModeName, PathOptions, check_arguments
+from headrace.datasets.image.image import checked_targets, labels_of
+from headrace.datasets.image.labels import TargetsArgument, Wanted
 from headrace.errors import ConfigError
 from headrace.formats.files import FilesSource
 from headrace.formats.resolve.resolver import DataPath

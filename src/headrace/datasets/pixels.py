@@ -1,8 +1,7 @@
-"""Decodes image files to pixels, and resizes them.
+"""Decodes image files to pixels.
 
 A file is decoded in the same way in every mode and process: JPEG by simplejpeg if that gives what
-Pillow gives, everything else by Pillow. Images are resized by torch's antialiased bilinear
-interpolation.
+Pillow gives, everything else by Pillow.
 
 A JPEG in colour that is resized is decoded to four bytes per pixel instead of three, into memory
 that is reused: the same pixels, faster. If it is at least 2, 4 or 8 times as large as needed, it is
@@ -23,12 +22,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import simplejpeg
-import torch
 from PIL import Image, UnidentifiedImageError, features
 
-from headrace.collate.vision import STATISTICS, Normalization
+from headrace.datasets.resizing import Box, Pixels, arranged, resize_image, scratch
 from headrace.errors import FormatError
 from headrace.io.library_errors import is_of_machine
 from headrace.memory.budget import format_size
@@ -136,18 +133,14 @@ def _image_nbytes(shape: tuple[int, int], each: int, size: tuple[int, int] | Non
     return height * (width * each + size[1] * 4)
 
 
-Pixels = npt.NDArray[np.uint8]
 FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "WEBP", "GIF")
 """The formats that Pillow may open, whatever the file's name: its EPS reader, for example, starts
 Ghostscript.
 """
-IMAGENET_MEAN, IMAGENET_STD = STATISTICS["imagenet"]
-IMAGENET = Normalization(IMAGENET_MEAN, IMAGENET_STD, fits_grey=True)
 _ORIENTATION = 0x0112  # EXIF tag
 _BITS_PER_SAMPLE = 258  # tags of TIFF
 _MAX_SAMPLE_VALUE = 281
 _WHITE_16 = 65535
-_KEPT = 16 << 20  # bytes of memory that a thread keeps for the next image
 # libjpeg's warnings after which pixels are wrong; an intact file may have "extraneous bytes"
 _DAMAGES = (
     "premature end of data segment",
@@ -165,28 +158,6 @@ _TURNED = {  # EXIF orientation -> array turned upright
     8: lambda a: a.swapaxes(0, 1)[::-1],
 }
 _SIDEWAYS = (5, 6, 7, 8)
-_resize = torch.ops.aten._upsample_bilinear2d_aa.out  # called by `interpolate`
-
-
-class Box(NamedTuple):
-    """A part of an image, in pixels of the upright image."""
-
-    top: int
-    left: int
-    height: int
-    width: int
-
-    def of(self, pixels: Pixels) -> Pixels:
-        """The part of an array [H, W, C], as a view."""
-        return pixels[self.top : self.top + self.height, self.left : self.left + self.width]
-
-    def at(self, factor: int) -> Box:
-        """The part of the image at 1 / factor of its size, at least a pixel."""
-        top = round(self.top / factor)
-        left = round(self.left / factor)
-        bottom = round((self.top + self.height) / factor)
-        right = round((self.left + self.width) / factor)
-        return Box(top, left, max(bottom - top, 1), max(right - left, 1))
 
 
 @contextlib.contextmanager
@@ -369,7 +340,7 @@ def _decode_jpeg(
         options = {"min_height": height, "min_width": width, "min_factor": factor}
     with claimed(left, *shape, _image_nbytes((height, width), each, size) + whole_nbytes):
         if space == "RGBX":
-            options["buffer"] = _scratch.take("jpeg", height * width * 4)
+            options["buffer"] = scratch.take("jpeg", height * width * 4)
         pixels = _simplejpeg(data, space, **options)
         if pixels is None:
             return None
@@ -396,32 +367,6 @@ def _simplejpeg(data: Any, space: str, **options: Any) -> Pixels | None:
         if any(damage in str(error) for damage in _DAMAGES):
             raise FormatError(f"broken image: {error}") from error
         return None
-
-
-class _Scratch(threading.local):
-    """Memory of each thread that is reused for all its images: fresh pages cost a fifth of a JPEG's
-    decoding.
-
-    It starts between two multiples of 32 bytes: libjpeg-turbo writes rows at a multiple past the
-    processor's cache, from which resizing reads them next. That costs a tenth of both.
-    """
-
-    def __init__(self) -> None:
-        self._held: dict[str, Pixels] = {}
-
-    def take(self, use: str, nbytes: int) -> Pixels:
-        """Memory of that size for one use."""
-        memory = self._held.get(use)
-        if memory is None or len(memory) < nbytes:
-            memory = np.empty(nbytes + 32, np.uint8)
-            start = (16 - memory.ctypes.data) % 32
-            memory = memory[start : start + nbytes]
-            if nbytes <= _KEPT:
-                self._held[use] = memory
-        return memory[:nbytes]
-
-
-_scratch = _Scratch()
 
 
 # -- all other formats
@@ -548,59 +493,3 @@ def _check_pixels(width: int, height: int) -> None:
 
 def _bomb(what: str) -> str:
     return f"it may be a decompression bomb: {what}; if it is not, raise PIL.Image.MAX_IMAGE_PIXELS"
-
-
-# -- pixels
-
-
-def resize_image(pixels: Pixels, size: tuple[int, int] | None) -> Pixels:
-    """[H, W, C] uint8 -> [size[0], size[1], C], bilinear with antialiasing (torch's `interpolate`);
-    the aspect ratio is not kept. None: unchanged. Four channels are returned in memory that the
-    next image reuses.
-    """
-    height, width = pixels.shape[:2]
-    if size is None or (height, width) == size:
-        return pixels
-    shape = (*size, pixels.shape[2])
-    if shape[2] == 4:
-        made = _scratch.take("resized", math.prod(shape)).reshape(shape)
-    else:
-        made = np.empty(shape, np.uint8)
-    source = torch.from_numpy(writable(pixels)).permute(2, 0, 1)[None]
-    _resize(source, size, False, None, None, out=torch.from_numpy(made).permute(2, 0, 1)[None])
-    return made
-
-
-def arranged(pixels: Pixels, flip: bool, channels_first: bool) -> Pixels:
-    """[H, W, C] mirrored left to right, or not, as contiguous [H, W, C] or [C, H, W]. A fourth
-    channel is dropped.
-    """
-    if flip:
-        pixels = pixels[:, ::-1]
-    height, width, stored = pixels.shape
-    channels = min(stored, 3)
-    if channels_first:
-        made = planes = np.empty((channels, height, width), np.uint8)
-    elif stored < 4:
-        return np.ascontiguousarray(pixels)
-    else:
-        made = np.empty((height, width, channels), np.uint8)
-        planes = made.transpose(2, 0, 1)
-    words = None
-    if channels_first and stored == 4:  # bytes of one integer are faster to extract
-        words = pixels.view("<u4")[..., 0]
-    for channel in range(channels):  # four times as fast as pixel by pixel
-        planes[channel] = pixels[..., channel] if words is None else words >> (8 * channel)
-    return made
-
-
-def writable(pixels: Pixels) -> Pixels:
-    """The pixels, copied if they are read-only, which torch warns of."""
-    if pixels.flags.writeable:
-        return pixels
-    return pixels.copy()
-
-
-def to_channels_first(pixels: Pixels) -> Pixels:
-    """[H, W, C] -> contiguous [C, H, W]."""
-    return np.ascontiguousarray(pixels.transpose(2, 0, 1))

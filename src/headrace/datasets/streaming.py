@@ -16,9 +16,9 @@ from headrace.errors import ConfigError
 from headrace.formats.files import check_splits
 from headrace.formats.hdf5 import HDF5
 from headrace.formats.registry import detect
-from headrace.formats.resolve.file_set import Format
+from headrace.formats.resolve.file_set import TARS, Format
 from headrace.formats.resolve.resolver import DataPath
-from headrace.formats.tar import TARS, TarSource
+from headrace.formats.tar import TarSource
 from headrace.formats.text.plain import COMPRESSED
 from headrace.formats.text.records import JSON_LINES
 from headrace.formats.text.source import LinesSource

@@ -15,6 +15,7 @@ from headrace.formats.hdf5 import HDF5
 from headrace.formats.hdf5.tree import INDEX as HDF5_INDEX
 from headrace.formats.resolve.file_set import (
     IMAGES,
+    TARS,
     TEXTS,
     FileSet,
     Format as Format,
@@ -26,7 +27,7 @@ from headrace.formats.shards.mds import MDS
 from headrace.formats.source import Columns
 from headrace.formats.table.arrow import INDEX as ARROW_INDEX
 from headrace.formats.table.files import TABLES
-from headrace.formats.tar import INDEX as TAR_INDEX, TARS
+from headrace.formats.tar import INDEX as TAR_INDEX
 from headrace.formats.tfrecord import INDEX as TFRECORD_INDEX, TFRECORD
 from headrace.formats.zarr.stores import ZARR
 from headrace.io.atomic import written_to

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from headrace.dtypes import IntArray
 from headrace.errors import FormatError, warn
 from headrace.formats.files import fingerprint_names
-from headrace.formats.resolve.file_set import FileSet, Format, PackedNames
+from headrace.formats.resolve.file_set import TARS, FileSet, PackedNames
 from headrace.formats.resolve.resolver import DataPath, resolve
 from headrace.formats.source import Column, Description, RecordsSource
 from headrace.io.files import Files
@@ -44,11 +44,6 @@ _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x
 _BEHIND = 1 << 20  # bytes behind the end mark that are taken for the padding of some program
 
 _VERSION = 3
-TARS = Format(
-    "tar shards",
-    (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz"),
-    dataset="StreamingDataset",
-)
 _SHOWN = 16  # extensions that are described
 _WARNINGS = {
     "links": "{count:,} members are links or devices, which have no bytes here, and are left out; "

@@ -23,14 +23,14 @@ import torch
 from headrace.core.dataset import BaseDataset
 from headrace.datasets.arrays import ArrayDataset, HDF5Dataset
 from headrace.datasets.image.coco import CocoTargets
-from headrace.datasets.image.decoder import (
+from headrace.datasets.image.image import ImageDataset
+from headrace.datasets.image.masks import (
     MaskDecoder,
     decode_mask,
     encode_mask,
     mask_of,
     resize_nearest,
 )
-from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.open import open_dataset
 from headrace.datasets.pixels import decode_image, image_shape
 from headrace.dtypes import AnyArray, IntArray

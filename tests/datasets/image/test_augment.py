@@ -15,7 +15,8 @@ from PIL import Image
 
 from headrace import ConfigError, ImageDataset, RandomHorizontalFlip, RandomResizedCrop
 from headrace.datasets.image.augment import Drawn
-from headrace.datasets.pixels import IMAGENET, Box, decode_image, resize_image
+from headrace.datasets.pixels import decode_image
+from headrace.datasets.resizing import IMAGENET, Box, resize_image
 from headrace.order.seeding import sample_seeds
 from tests.data.make import make_photos
 

@@ -27,8 +27,8 @@ from headrace import (
     SampleError,
 )
 from headrace.datasets.image.augment import Drawn
-from headrace.datasets.image.decoder import place_boxes
-from headrace.datasets.pixels import Box
+from headrace.datasets.image.boxes import place_boxes
+from headrace.datasets.resizing import Box
 from headrace.testing.contract import same
 from tests.data.labelled import coco_of, make_coco
 from tests.data.make import turned

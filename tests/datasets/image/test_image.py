@@ -22,7 +22,8 @@ from headrace import (
     SampleError,
     open_dataset,
 )
-from headrace.datasets.pixels import IMAGENET_MEAN, IMAGENET_STD, decode_image, resize_image
+from headrace.datasets.pixels import decode_image
+from headrace.datasets.resizing import IMAGENET_MEAN, IMAGENET_STD, resize_image
 from headrace.errors import FormatError
 from headrace.testing.contract import same
 from tests.data.make import READABLE, UNREADABLE, make_bad, noise

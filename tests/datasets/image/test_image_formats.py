@@ -12,7 +12,6 @@ from PIL import Image
 
 from headrace import ConfigError, ImageDataset, SampleError
 from headrace.datasets import pixels
-from headrace.datasets.image import image as images
 from headrace.datasets.pixels import PLUGINS, Plugin, decode_image, image_shape, is_readable
 
 HEADS = {
@@ -42,8 +41,7 @@ def test_images_are_read_upright(wanted: Plugin, tmp_path: Path) -> None:
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (images, pixels):
-        monkeypatch.setattr(module, "is_readable", lambda one: False)
+    monkeypatch.setattr(pixels, "is_readable", lambda one: False)
     Image.new("RGB", (4, 3)).save(tmp_path / "1.png")
     for wanted in PLUGINS:
         (tmp_path / "2.png").write_bytes(HEADS[wanted.name])

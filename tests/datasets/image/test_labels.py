@@ -19,8 +19,8 @@ from PIL import Image
 from pyarrow import parquet
 
 from headrace import ImageDataset, MemoryEfficientDataset
-from headrace.datasets.image.image import labels_of
-from headrace.datasets.image.labels import Labels, MultiHot, Wanted, checked_targets
+from headrace.datasets.image.image import checked_targets, labels_of
+from headrace.datasets.image.labels import Labels, MultiHot, Wanted
 from headrace.errors import (
     ConfigError,
     DataNotFoundError,

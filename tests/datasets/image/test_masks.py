@@ -19,7 +19,7 @@ from headrace import (
     RandomResizedCrop,
     SampleError,
 )
-from headrace.datasets.image.decoder import decode_mask, resize_nearest
+from headrace.datasets.image.masks import decode_mask, resize_nearest
 from headrace.errors import FormatError
 from headrace.testing.contract import same
 from tests.data.labelled import make_masks, make_pair, save_mask

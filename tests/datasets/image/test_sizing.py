@@ -12,7 +12,8 @@ from hypothesis import given, strategies as st
 from PIL import Image
 
 from headrace.datasets import pixels as pixels_module
-from headrace.datasets.pixels import Box, decode_image, image_shape, resize_image
+from headrace.datasets.pixels import decode_image, image_shape
+from headrace.datasets.resizing import Box, resize_image
 from tests.data.make import READABLE, image_bytes, make_bad, turned
 
 Pixels = np.ndarray[Any, Any]

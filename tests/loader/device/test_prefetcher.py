@@ -21,7 +21,7 @@ from torch.utils.data import IterableDataset
 
 from headrace import create_dataloader, move_to_device
 from headrace.collate.vision import Normalization
-from headrace.datasets.pixels import IMAGENET
+from headrace.datasets.resizing import IMAGENET
 from headrace.errors import HeadraceError
 from headrace.loader import device as prefetcher
 from headrace.loader.device import (

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
 
 from headrace.arguments import checks_keywords
 from headrace.core.decoder import chained
-from headrace.datasets.pixels import Box, resize_image, to_channels_first
+from headrace.datasets.resizing import Box, resize_image, to_channels_first
 from headrace.errors import ConfigError
 
 _ATTEMPTS = 10
@@ -186,6 +185,8 @@ def image_sides(value: Any, name: str, otherwise: str = "") -> tuple[int, int]:
 
 def _on_pixels(image: Any, function: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> Any:
     """Applies a function of [H, W, C] arrays to a PIL image, an array or a tensor."""
+    from PIL import Image  # here, so that importing headrace takes less time
+
     if isinstance(image, Image.Image):
         array = np.asarray(image)
         if array.ndim == 3:

@@ -8,17 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from headrace.core.options import UNSET
 from headrace.datasets.image.decoder import ImageDecoder, LabelDecoder, Opened
-from headrace.datasets.image.labels import FOLDERS, UNSET, Labels, Wanted, encoded
+from headrace.datasets.image.labels import FOLDERS, Labels, Wanted, encoded
 from headrace.datasets.table import open_rows
 from headrace.errors import ConfigError, FormatError
 from headrace.formats.registry import detect, open_columns
-from headrace.formats.resolve.file_set import EXTENSIONS, FileSet
+from headrace.formats.resolve.file_set import EXTENSIONS, TARS, FileSet
 from headrace.formats.resolve.resolver import DataPath, entries_of
 from headrace.formats.source import sources_of
 from headrace.formats.table.columns import holds_images
 from headrace.formats.table.source import TableSource
-from headrace.formats.tar import TARS, TarSource
+from headrace.formats.tar import TarSource
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 

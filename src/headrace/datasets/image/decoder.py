@@ -4,116 +4,26 @@ which are cropped, resized and normalised by the same draws.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from PIL import Image
 
 from headrace.casting import FLOAT32, as_tensor, known_dtype
-from headrace.collate import DetectionCollator
 from headrace.collate.vision import Normalization
 from headrace.core.batcher import Collating
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder
 from headrace.datasets.image.augment import Augment, Drawn, split_augment
-from headrace.datasets.image.coco import CocoTargets, Objects, instance_masks
 from headrace.datasets.image.labels import Labels
-from headrace.datasets.pixels import (
-    IMAGENET,
-    SIXTEEN_BIT,
-    Left,
-    Pixels,
-    arranged,
-    claimed,
-    decode_image,
-    decoding,
-    image_shape,
-    open_image,
-    resize_image,
-    writable,
-)
+from headrace.datasets.resizing import IMAGENET, Box, Pixels, arranged, resize_image, writable
 from headrace.dtypes import ArraySpec
 from headrace.errors import FormatError
 
-Mask = npt.NDArray[Any]
-"""[H, W] uint8, uint16 or int32."""
-_WIDEST = 8  # bytes per pixel: Pillow's image and the array
-_MASK_DTYPES: dict[str, type] = {
-    **dict.fromkeys(("1", "L", "P"), np.uint8),
-    **dict.fromkeys(SIXTEEN_BIT, np.uint16),
-    "I": np.int32,
-}
-"""The dtypes of masks by the mode of Pillow's image."""
-
-
-@decoding()
-def decode_mask(data: Any, left: Left | None = None) -> Mask:
-    """Decodes a mask to the class numbers as stored: palette indices, greyscale of 8, 16 or 32
-    bits, or 0 and 1 for one bit.
-
-    EXIF is ignored. (A TIFF's own orientation tag is part of its format and is applied by Pillow.)
-    Greyscale PNGs of 2 and 4 bits are scaled to 0..255, as the format defines. GIF and TIFF files
-    yield their first frame.
-
-    Args:
-        data: bytes of the file (bytes-like).
-        left: returns the remaining memory budget; see
-            `headrace.datasets.pixels.decode_image`.
-
-    Returns:
-        [H, W] uint8, uint16 or int32, in memory of its own.
-
-    Raises:
-        FormatError: the file is not an image, is broken or too large, or has colours, floats or
-            alpha.
-    """
-    with (
-        open_image(data) as image,
-        claimed(left, image.height, image.width, image.height * image.width * _WIDEST),
-    ):
-        image.load()
-        if image.mode not in _MASK_DTYPES:
-            raise FormatError(
-                f"an image of mode {image.mode!r} is not a mask of class numbers: save it as PNG, "
-                "in grey or with a palette"
-            )
-        return np.array(image).astype(_MASK_DTYPES[image.mode])
-
-
-def encode_mask(mask: Mask) -> bytes:
-    """A file that `decode_mask` decodes to the same mask: a PNG, or a TIFF for int32."""
-    stream = io.BytesIO()
-    if mask.dtype == np.int32:
-        mask_image(mask).save(stream, "TIFF", compression="tiff_adobe_deflate")
-    else:
-        mask_image(mask).save(stream, "PNG")
-    return stream.getvalue()
-
-
-def resize_nearest(mask: Mask, size: tuple[int, int] | None) -> Mask:
-    """[H, W] -> [size[0], size[1]] by the nearest pixel; the aspect ratio is not kept. None:
-    unchanged.
-    """
-    if size is None or mask.shape == size:
-        return mask
-    rows, columns = (
-        (2 * np.arange(wanted) + 1) * stored // (2 * wanted)
-        for wanted, stored in zip(size, mask.shape, strict=True)
-    )
-    # two takes are faster than a gather of pixels
-    picked: Mask = mask.take(rows, axis=0).take(columns, axis=1)
-    return picked
-
-
-def mask_image(mask: Mask) -> Image.Image:
-    """A mask as a PIL image of mode "L", "I;16" or "I"."""
-    return Image.fromarray(np.ascontiguousarray(mask))
-
+if TYPE_CHECKING:
+    from headrace.datasets.pixels import Left
 
 DEFAULT_SIZE = (224, 224)
 
@@ -207,10 +117,23 @@ class ImageDecoder(Decoder):
             return record
         first = bool(self.channels_first)
         if not self.is_stored_decoded:
-            return decode_image(
-                record, self.color, self.image_size, first, exact=self.exact, left=self.left
-            )
+            return self._decoded(record, self.image_size, first)
         return arranged(resize_image(record, self.image_size), False, first)
+
+    def _decoded(
+        self,
+        record: Any,
+        size: tuple[int, int] | None,
+        channels_first: bool,
+        box: Box | None = None,
+        flip: bool = False,
+    ) -> Pixels:
+        # imported here: importing headrace takes less time without Pillow and simplejpeg
+        from headrace.datasets.pixels import decode_image
+
+        return decode_image(
+            record, self.color, size, channels_first, box, flip, self.exact, self.left
+        )
 
     def value_spec(self) -> ArraySpec | None:
         size = self.crop_size if self.is_encoded else self.image_size
@@ -221,10 +144,18 @@ class ImageDecoder(Decoder):
             shape = (self.channels, *size)
         return ArraySpec(shape, np.dtype(np.uint8))
 
+    def value_nbytes(self) -> int | None:
+        """Bytes of a value that is pixels, if its size is known."""
+        if self.image_size is None:
+            return None
+        return self.image_size[0] * self.image_size[1] * self.channels
+
     def draw(self, value: Any) -> Drawn | None:
         if not self.draws:
             return None
         if self.is_encoded:
+            from headrace.datasets.pixels import image_shape  # see `_decoded`
+
             return self.augment.draw(*image_shape(value, self.left))
         return self.augment.draw(*(value.shape[1:] if self.channels_first else value.shape[:2]))
 
@@ -235,8 +166,7 @@ class ImageDecoder(Decoder):
         box, flip = drawn or (None, False)
         size = self.crop_size
         if self.is_encoded and size is not None:
-            first = self._shows_channels_first
-            return decode_image(value, self.color, size, first, box, flip, self.exact, self.left)
+            return self._decoded(value, size, self._shows_channels_first, box, flip)
         pixels = value
         if self.channels_first:
             pixels = value.transpose(1, 2, 0)
@@ -259,6 +189,8 @@ class ImageDecoder(Decoder):
                 return as_tensor(out)
             return torch.from_numpy(writable(pixels))
         if self.transform_input == "pil":
+            from PIL import Image  # see `_decoded`
+
             return Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0])
         if self.transform_input == "tensor":
             return torch.from_numpy(writable(pixels))
@@ -300,9 +232,6 @@ class ImageDecoder(Decoder):
         return replace(self, normalize=False), normalization
 
 
-_LEAST = 1.0  # pixels that a crop must leave of a box
-
-
 @dataclass(kw_only=True, eq=False)
 class JointDecoder(ImageDecoder):
     """Decodes pairs of an image and a target in it. Values are pairs, or the encoded record if the
@@ -326,45 +255,6 @@ class JointDecoder(ImageDecoder):
 
 
 @dataclass(kw_only=True, eq=False)
-class MaskDecoder(JointDecoder):
-    """Decodes pairs of an image and a mask of the same size, which is resized to the nearest pixel.
-    A record is the bytes of both.
-
-    A target is an int64 tensor [H, W]. A joint transform receives it in the type of the image: PIL
-    image, array or tensor.
-    """
-
-    def decode(self, record: Any) -> Any:
-        image, mask = record
-        if self.is_encoded:
-            return bytes(image), bytes(mask)
-        if not self.is_stored_decoded:
-            mask = mask_of(image, mask, self.left)
-        return super().decode(image), resize_nearest(mask, self.image_size)
-
-    def split_target(self, value: Any, index: int, dataset: BaseDataset) -> tuple[Any, Any]:
-        image, mask = value
-        if self.is_encoded:
-            mask = mask_of(image, mask, self.left)
-        return image, mask
-
-    def _target_row(self, size: tuple[int, ...]) -> ArraySpec:
-        return ArraySpec(size, np.dtype(np.int64))
-
-    def placed(self, target: Mask, drawn: Drawn | None) -> Mask:
-        return cut_mask(target, drawn, self.crop_size)
-
-    def to_pair(self, value: Any, target: Mask) -> tuple[Any, Any]:
-        image, mask = super().to_pair(value, target)
-        if self.is_joint and self.transformed:
-            if self.transform_input == "pil":
-                return image, mask_image(mask)
-            if self.transform_input == "numpy":
-                return image, np.array(mask)
-        return image, torch.from_numpy(mask.astype(np.int64))
-
-
-@dataclass(kw_only=True, eq=False)
 class LabelDecoder(JointDecoder):
     """Decodes pairs of an image and a class number. A record is a pair of bytes, or a dict."""
 
@@ -382,143 +272,6 @@ class LabelDecoder(JointDecoder):
             return image, int(label)
         except (ValueError, TypeError) as error:
             raise FormatError(f"the class number must be an integer, not {label!r:.60}") from error
-
-
-def mask_of(image: Any, data: Any, left: Left | None = None) -> Mask:
-    """Decodes the mask of an encoded image, and checks that both have the same size.
-
-    Args:
-        image: bytes of the image.
-        data: bytes of the mask.
-        left: see `decode_mask`.
-
-    Raises:
-        FormatError: the mask has another size, or can't be decoded.
-    """
-    height, width = image_shape(image, left)
-    try:
-        mask = decode_mask(data, left)
-    except FormatError as error:
-        raise FormatError(f"the mask: {error}") from error
-    if mask.shape != (height, width):
-        raise FormatError(
-            f"the image has {width:,} x {height:,} pixels (EXIF applied), and its mask "
-            f"{mask.shape[1]:,} x {mask.shape[0]:,}"
-        )
-    return mask
-
-
-def cut_mask(mask: Mask, drawn: Drawn | None, size: tuple[int, int] | None) -> Mask:
-    """Crops a mask [H, W], resizes it to `size` and mirrors it, like its image."""
-    part, flip = drawn or (None, False)
-    if part is not None:
-        mask = part.of(mask)
-    mask = resize_nearest(mask, size)
-    if flip:
-        mask = mask[:, ::-1]
-    return mask
-
-
-@dataclass(kw_only=True, eq=False)
-class BoxDecoder(JointDecoder):
-    """Decodes pairs of an image and a dict of the objects in it. Values are the pixels and the size
-    of the stored image.
-
-    A target has `boxes` (float32 [N, 4]: left, top, right, bottom in pixels of the input), `labels`
-    (int64 [N]), `area` (float32 [N]), `iscrowd` (int64 [N]), `image_id` (int) and, on request,
-    `masks` (uint8 [N, H, W]).
-    """
-
-    def decode(self, record: Any) -> Any:
-        value = super().decode(record)
-        if self.is_encoded:
-            return value
-        shape = record.shape[:2] if self.is_stored_decoded else image_shape(record, self.left)
-        return value, np.array(shape, np.int64)
-
-    def pair_rows(self, collating: Collating) -> tuple[ArraySpec, None] | None:
-        row = self._row(self.image_size)
-        function = collating.function
-        if row is None or type(function) is not DetectionCollator:
-            return None
-        return (row, None) if function.stack and collating.calls(function) else None
-
-    def _target_row(self, size: tuple[int, ...]) -> None:
-        return None
-
-    def split_target(self, value: Any, index: int, dataset: BaseDataset) -> tuple[Any, Any]:
-        """See `Decoder`. The target is the objects, the (height, width) that boxes refer to, and
-        the upright (height, width) of the stored image.
-        """
-        if self.is_encoded:
-            shape = image_shape(value, self.left)
-        else:
-            value, sides = value
-            shape = tuple(sides.tolist())
-        targets = dataset.targets
-        assert isinstance(targets, CocoTargets)
-        return value, (targets.objects(index), targets.size_of(index, shape), shape)
-
-    def placed(
-        self, target: tuple[Objects, tuple[int, int], tuple[int, int]], drawn: Drawn | None
-    ) -> dict[str, Any]:
-        """The objects in coordinates of the input."""
-        objects, size, shape = target
-        frame = self.image_size or shape
-        before = objects.arrays["boxes"]
-        boxes, kept = place_boxes(before, size, frame, drawn, self.crop_size)
-        arrays = {name: values[kept] for name, values in objects.arrays.items()}
-        scales = _areas(boxes) / _areas(before[kept])
-        arrays["area"] = (arrays["area"] * scales).astype(np.float32)
-        arrays["boxes"] = boxes
-        made: dict[str, Any] = {name: torch.from_numpy(one) for name, one in arrays.items()}
-        made["image_id"] = objects.image_id
-        if objects.segmentations is not None:
-            wanted = [objects.segmentations[number] for number in np.flatnonzero(kept)]
-            masks = np.zeros((len(wanted), *(self.crop_size or frame)), np.uint8)
-            for number, mask in enumerate(instance_masks(wanted, *size)):
-                masks[number] = cut_mask(resize_nearest(mask, frame), drawn, self.crop_size)
-            made["masks"] = torch.from_numpy(masks)
-        return made
-
-
-def _areas(boxes: npt.NDArray[Any]) -> Any:
-    return np.prod(boxes[:, 2:].astype(np.float64) - boxes[:, :2], axis=1)
-
-
-def place_boxes(
-    boxes: npt.NDArray[np.float32],
-    size: tuple[int, int],
-    frame: tuple[int, int],
-    drawn: Drawn | None,
-    crop_size: tuple[int, int] | None,
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-    """Moves boxes to where they are after a crop, a resize and a flip of their image.
-
-    Args:
-        boxes: left, top, right, bottom in pixels of the image ([N, 4]).
-        size: (height, width) of the image.
-        frame: (height, width) of the image before the crop.
-        drawn: the part that is cropped, and whether it is mirrored.
-        crop_size: size to which the part is resized. None: it is not resized.
-
-    Returns:
-        The boxes, clipped to the result (float32 [M, 4]); and which of the N are kept ([N] bool):
-        those with at least a pixel left each way, or with all of their size.
-    """
-    part, flip = drawn or (None, False)
-    top, left, height, width = part or (0, 0, *frame)
-    rows, columns = crop_size or (height, width)
-    moved = boxes * np.array([frame[1] / size[1], frame[0] / size[0]] * 2)
-    moved -= [left, top] * 2
-    moved *= [columns / width, rows / height] * 2
-    least = np.minimum(moved[:, 2:] - moved[:, :2], _LEAST)  # of what was smaller before, all
-    moved = moved.clip(0, [columns, rows] * 2)
-    sides = moved[:, 2:] - moved[:, :2]
-    kept = np.asarray(((sides >= least * (1 - 1e-6)) & (sides > 0)).all(axis=1))
-    if flip:
-        moved[:, [0, 2]] = columns - moved[:, [2, 0]]
-    return moved[kept].astype(np.float32), kept
 
 
 class Opened(NamedTuple):

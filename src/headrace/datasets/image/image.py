@@ -12,56 +12,34 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from headrace.arguments import check_choice, check_flag
+from headrace.arguments import check_choice, check_flag, described
 from headrace.casting import FLOAT32, DTypeArgument, normalized_dtype
 from headrace.collate import DetectionCollator
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import plain_target
-from headrace.core.options import LoadingMode, ModeName, PathOptions, check_arguments
+from headrace.core.options import UNSET, LoadingMode, ModeName, PathOptions, check_arguments
 from headrace.core.views import ColumnTargets
 from headrace.datasets.image.augment import image_sides, split_augment
-from headrace.datasets.image.coco import CocoTargets, import_pycocotools, read_coco
-from headrace.datasets.image.decoder import (
-    DEFAULT_SIZE,
-    BoxDecoder,
-    ImageDecoder,
-    MaskDecoder,
-    Opened,
-)
+from headrace.datasets.image.decoder import DEFAULT_SIZE, ImageDecoder, Opened
 from headrace.datasets.image.labels import (
     BY_FOLDERS,
     FOLDERS,
-    UNSET,
     Labels,
-    Table,
     TargetsArgument,
     Wanted,
-    checked_targets,
     encoded,
-    is_coco,
-    keys_for,
-    labels_in,
-    mask_numbers,
-    metadata_beside,
+    labels_by_name,
+    metadata_paths,
     names_masks,
-    read_labels,
     separated,
 )
-from headrace.datasets.pixels import PLUGINS, is_readable
 from headrace.errors import ConfigError, DataNotFoundError, FormatError, MissingNameError, warn
-from headrace.formats.arrays.packed import BOXES, IMAGE, MASKS, SEGMENTATIONS, TARGETS
-from headrace.formats.files import (
-    FilesSource,
-    PairedSource,
-    check_splits,
-    folder_targets,
-)
+from headrace.formats.files import FilesSource, PairedSource, check_splits, folder_targets
 from headrace.formats.hdf5 import HDF5
-from headrace.formats.resolve.file_set import EXTENSIONS, IMAGES, FileSet, Format
-from headrace.formats.resolve.resolver import DataPath, named_format
+from headrace.formats.resolve.file_set import EXTENSIONS, IMAGES, TARS, FileSet, Format
+from headrace.formats.resolve.resolver import DataPath, entries_of, named_format
 from headrace.formats.source import concatenated, sources_of
-from headrace.formats.tar import TARS
-from headrace.io.paths import redact
+from headrace.io.paths import is_url, redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.memory.budget import MemoryBudget
 from headrace.order.world import local_ranks
@@ -90,7 +68,12 @@ def open_images(
         return open_column(data_path, column, wanted, reach)
     if kind is HDF5:
         return _open_packed(data_path, wanted, reach)
+    # imports Pillow and simplejpeg: here, so that forked workers share them
+    from headrace.datasets.pixels import PLUGINS, is_readable
+
     if wanted.masks:
+        from headrace.datasets.image.coco import import_pycocotools
+
         import_pycocotools()
     files = FilesSource(where, EXTENSIONS, reach)
     masks = None
@@ -105,8 +88,13 @@ def open_images(
                 )
         if wanted.targets in BY_FOLDERS or not names_masks(wanted.targets):
             labels = labels_of(wanted, files.listing, reach)
-            has_boxes = isinstance(labels.targets, CocoTargets)
-            return Opened(files, labels, BoxDecoder if has_boxes else ImageDecoder)
+            if not labels.are_objects:
+                return Opened(files, labels)
+            from headrace.datasets.image.boxes import BoxDecoder
+
+            return Opened(files, labels, BoxDecoder)
+        from headrace.datasets.image.masks import MaskDecoder, mask_numbers
+
         wanted.refuse_options("unused_targets")
         check_splits(files.listing)
         try:
@@ -122,6 +110,42 @@ def open_images(
         raise
 
 
+def checked_targets(targets: Any, data_path: DataPath = "") -> Any:
+    """Checks `targets` before any file is listed, and returns a path, a mapping, a callable, a
+    `Table` or None.
+
+    A Series with file names as its index becomes a mapping, and so do as many values as
+    `data_path` lists files. A DataFrame becomes a `Table`.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if not isinstance(targets, type):
+        if hasattr(targets, "columns"):
+            # imported here, since it imports the formats of files of labels
+            from headrace.datasets.image.tables import from_frame
+
+            return from_frame(targets)
+        if targets is None or callable(targets) or isinstance(targets, (str, os.PathLike, Mapping)):
+            return targets
+    if hasattr(targets, "to_dict") and all(
+        isinstance(key, str) for key in getattr(targets, "index", [None])
+    ):
+        return dict(targets.to_dict())
+    values = targets if isinstance(targets, (list, tuple)) else np.asarray(targets)
+    is_listed = not isinstance(data_path, (str, bytes, os.PathLike))
+    if is_listed and (isinstance(values, (list, tuple)) or values.ndim):
+        entries = list(map(os.fsdecode, entries_of(data_path)))
+        paths = [os.path.abspath(os.path.expanduser(path)) for path in entries]
+        value_of = dict(zip(paths, values, strict=False))
+        if len(values) == len(paths) == len(value_of) and not any(map(is_url, entries)):
+            return value_of
+    raise ConfigError(
+        "targets must be labels by file name (a mapping, a table, or the path of one), a callable, "
+        f"a folder of masks, or None, not {described(targets)}: pass dict(zip(names, values))"
+    )
+
+
 def labels_of(wanted: Wanted, files: FileSet, reach: RemoteOptions) -> Labels:
     """The targets of files other than masks: from their folders, a file of labels, or as given.
 
@@ -134,47 +158,30 @@ def labels_of(wanted: Wanted, files: FileSet, reach: RemoteOptions) -> Labels:
         MissingNameError: a table has no column of that name.
     """
     targets = wanted.targets
-    if targets is UNSET:
-        targets = metadata_beside(files, reach, wanted.delimiter) or FOLDERS
-        if isinstance(targets, Table):
-            names = [repr(name) for name in targets.columns if name != targets.key]
-            if len(names) > 1 and wanted.target_name is None:
-                raise ConfigError(
-                    f"{targets.where} has the columns {', '.join(names)}: name one, or a list, by "
-                    "target_name= (targets=None: no targets; targets='folders': class folders)"
-                )
-            wanted = wanted._replace(delimiter=None)
-    if targets == FOLDERS:
-        wanted.refuse_options()
-        numbers, classes = folder_targets(files, only_classes=wanted.targets is UNSET)
-        if numbers is None:
-            warn(
-                f"{redact(files.roots[0])}: the {len(files):,} files lie flat in the folder, so "
-                "there are no targets; put them into class folders, or pass targets=, such as a "
-                "CSV of labels (targets=None: no targets)"
-            )
-        return Labels(numbers, classes)
-    if isinstance(targets, (str, os.PathLike)):
-        path = os.fspath(targets)
-        targets = read_labels(path, files, reach, wanted.delimiter)
-        wanted = wanted._replace(delimiter=None)
-        if isinstance(targets, dict) and is_coco(targets):
-            wanted.refuse_options("masks", "unused_targets")
-            boxes = read_coco(targets, redact(path), files, wanted.masks, wanted.unused_targets)
-            return Labels(boxes, list(boxes.class_to_idx))
-    if isinstance(targets, Table):
-        wanted.refuse_options("target_name", "label_separator", "unused_targets")
-        return labels_in(targets, files, wanted)
     if isinstance(targets, Mapping):
-        wanted.refuse_options("label_separator", "unused_targets")
-        keys = keys_for(targets, files, unused=wanted.unused_targets)
-        values = [targets[key] for key in keys]
-    else:
+        return labels_by_name(targets, files, wanted)
+    if targets is None or callable(targets):
         wanted.refuse_options("label_separator")
         if targets is None:
             return Labels(None, [])
         values = list(map(targets, files))
-    return Labels(*encoded(separated(values, wanted.label_separator), "targets"))
+        return Labels(*encoded(separated(values, wanted.label_separator), "targets"))
+    if targets != FOLDERS and (targets is not UNSET or metadata_paths(files)):
+        # imported here, since it imports the formats of files of labels
+        from headrace.datasets.image.tables import labels_from_files
+
+        labels = labels_from_files(wanted, files, reach)
+        if labels is not None:
+            return labels
+    wanted.refuse_options()
+    numbers, classes = folder_targets(files, only_classes=targets is UNSET)
+    if numbers is None:
+        warn(
+            f"{redact(files.roots[0])}: the {len(files):,} files lie flat in the folder, so "
+            "there are no targets; put them into class folders, or pass targets=, such as a "
+            "CSV of labels (targets=None: no targets)"
+        )
+    return Labels(numbers, classes)
 
 
 def _open_packed(data_path: DataPath | FileSet, wanted: Wanted, reach: RemoteOptions) -> Opened:
@@ -188,6 +195,10 @@ def _open_packed(data_path: DataPath | FileSet, wanted: Wanted, reach: RemoteOpt
         raise ConfigError("targets= of a packed file are fixed: pass them to the dataset to pack")
     wanted.refuse_options("masks")
     # imported here, since image files don't need them
+    from headrace.datasets.image.boxes import BoxDecoder
+    from headrace.datasets.image.coco import CocoTargets, import_pycocotools
+    from headrace.datasets.image.masks import MaskDecoder
+    from headrace.formats.arrays.packed import BOXES, IMAGE, MASKS, SEGMENTATIONS, TARGETS
     from headrace.formats.hdf5.rows import HDF5Source
     from headrace.formats.trees import open_trees
 
@@ -238,7 +249,8 @@ def _open_packed(data_path: DataPath | FileSet, wanted: Wanted, reach: RemoteOpt
         if has_outlines:
             import_pycocotools()
         numbers = dict(zip(classes, info.image["class_ids"], strict=True))
-        labels = Labels(CocoTargets.of_packs(sources, numbers), classes)
+        targets = CocoTargets.of_packs(sources, numbers)
+        labels = Labels(targets, classes, are_objects=True)
         return images._replace(labels=labels, decoder=BoxDecoder)
     labels = Labels(None, classes)
     if columns:
@@ -294,10 +306,10 @@ class ImageDataset(BaseDataset):
             * "folders": class numbers from the first-level folders;
             * "masks/", a folder, glob or URL of masks. Each mask has the relative name of its
               image, with any extension, and its size. A target is int64 [H, W], the stored class
-              numbers (`headrace.datasets.image.decoder`), resized to the nearest pixel;
+              numbers (`headrace.datasets.image.masks`), resized to the nearest pixel;
             * "instances.json", annotations in COCO format. A target is a dict of `boxes` (float32
               [N, 4]: left, top, right, bottom in pixels of the input), `labels`, `area`, `iscrowd`
-              and `image_id` (`headrace.datasets.image.decoder`);
+              and `image_id` (`headrace.datasets.image.boxes`);
             * "labels.csv", .tsv, .json, .jsonl, .parquet, or a DataFrame: labels by file name;
             * a mapping from relative path or file name to target, or a callable that takes the
               path;
@@ -401,8 +413,9 @@ class ImageDataset(BaseDataset):
         self.class_to_idx: dict[str, int] = dict(
             zip(self.classes, range(len(self.classes)), strict=True)
         )
-        if isinstance(labels.targets, CocoTargets):
-            self.class_to_idx = labels.targets.class_to_idx
+        if labels.are_objects:
+            objects: Any = labels.targets
+            self.class_to_idx = objects.class_to_idx
         self.color = color
         is_joint = options.get("transforms") is not None
         if is_joint:
@@ -449,7 +462,7 @@ class ImageDataset(BaseDataset):
             loading_mode=loading_mode,
             **common,
         )
-        if images.decoder is BoxDecoder:
+        if labels.are_objects:
             is_of_one_size = (sample_decoder.crop_size or size) is not None
             self.collate: Callable[[list[Any]], Any] | str | None = DetectionCollator(
                 stack=is_of_one_size
@@ -485,10 +498,10 @@ class ImageDataset(BaseDataset):
                 if not hasattr(part, "sizes") or getattr(part, "holds_objects", False):
                     return None
             return sum(int(part.sizes().sum()) for part in parts)
-        # of masks the dtype is not known
-        if self.image_size is None or isinstance(self._decoder, MaskDecoder):
+        nbytes = self._decoder.value_nbytes()
+        if nbytes is None:
             return None
-        return len(source) * self.image_size[0] * self.image_size[1] * self._decoder.channels
+        return len(source) * nbytes
 
 
 class _Samples(Sequence[tuple[str, Any]]):

@@ -46,11 +46,11 @@ from headrace.errors import ConfigError, FormatError
 from headrace.formats.files import check_splits, folder_targets
 from headrace.formats.hdf5 import HDF5
 from headrace.formats.registry import detect, open_columns
-from headrace.formats.resolve.file_set import TEXTS, FileSet, Format
+from headrace.formats.resolve.file_set import TARS, TEXTS, FileSet, Format
 from headrace.formats.resolve.resolver import DataPath, entries_of, named_format
 from headrace.formats.table.files import TABLES
 from headrace.formats.table.source import TableSource
-from headrace.formats.tar import TARS, TarSource
+from headrace.formats.tar import TarSource
 from headrace.formats.text import records
 from headrace.formats.text.plain import check_encoding
 from headrace.formats.text.records import TEXT_FIELD

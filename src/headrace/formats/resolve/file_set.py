@@ -216,6 +216,11 @@ class PackedNames(Sequence[bytes]):
 
 IMAGES = Format("images", EXTENSIONS, dataset="ImageDataset")
 TEXTS = Format("texts", TEXT_EXTENSIONS, dataset="TextDataset")
+TARS = Format(
+    "tar shards",
+    (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz"),
+    dataset="StreamingDataset",
+)
 
 
 @dataclass(frozen=True, slots=True)
