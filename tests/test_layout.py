@@ -43,7 +43,7 @@ INSIDE = {
     "monitor": "stats memory",
     "collate": "stack vision sequences registry",
     "loader": """
-        config state plan budget signals served start fetch processes device build ranks epoch
+        signals served start config state plan budget fetch processes device ranks epoch
         loader multi module
     """,
     "datasets": """

@@ -1,7 +1,7 @@
 """Input that makes no sense, or can't go on: it is said, and nothing hangs.
 
-What belongs to one room is tested there: fields and ranks in `test_config.py`, pickling in
-`test_build.py`, states in `test_state.py`, dead workers in `test_loader.py` and `test_kill.py`.
+What belongs to one room is tested there: fields, ranks and pickling in
+`test_config.py`, states in `test_state.py`, dead workers in `test_loader.py` and `test_kill.py`.
 Here is what lies between them.
 """
 

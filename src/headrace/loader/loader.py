@@ -21,7 +21,6 @@ from headrace.datasets.unnormalized import DevicePixels, pixels_of
 from headrace.display import Lines, short_call
 from headrace.errors import StateError, warn
 from headrace.loader.budget import LoaderMemory
-from headrace.loader.build import explain_options, resolve, start_of
 from headrace.loader.config import (
     FIELDS,
     Data,
@@ -30,10 +29,13 @@ from headrace.loader.config import (
     Reasons,
     check_dataset,
     check_options,
+    explain_options,
     inner_datasets,
     is_accelerator,
     is_path,
     length_of,
+    resolve,
+    start_of,
 )
 from headrace.loader.epoch import EpochIterator, LoaderState, Position
 from headrace.loader.fetch import Fetch, FetchIterable

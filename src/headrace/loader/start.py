@@ -33,8 +33,8 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
+from headrace.core.views import parts_of
 from headrace.errors import ConfigError
-from headrace.loader.config import inner_datasets
 from headrace.loader.signals import OF_THE_JOB
 from headrace.memory.anonymous import AnonymousMemory, SharedArray
 
@@ -76,7 +76,7 @@ def choose_context(given: Any, dataset: Any, parts: list[Any]) -> tuple[Any, str
         return context, f"{context.get_start_method()}, as given"
     if "fork" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn"), "spawn: this system has no fork"
-    if not all(getattr(part, "fork_safe", True) for part in (dataset, *inner_datasets(dataset))):
+    if not all(getattr(part, "fork_safe", True) for part in parts_of(dataset)):
         return forkserver_context(), "forkserver: the dataset says fork_safe = False"
     reason = "the dataset is fork-safe"
     if threads := other_threads():
