@@ -129,7 +129,7 @@ def test_blosc_fills_what_it_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     def decoded(data: bytes) -> bytes | None:
         monkeypatch.setattr(codecs.np, "empty", dirty)
         try:
-            return bytes(codecs.Pipeline([codecs.Blosc()]).decode(data, 160))
+            return bytes(codecs.Pipeline([codecs.BLOSC]).decode(data, 160))
         except FormatError:
             return None
         finally:

@@ -208,7 +208,7 @@ class SampleReader:
                     raise
             # a wrong checksum may be due to the network or to a cache
             self.counts["refetched"] += 1
-            return source.read_afresh([index])[0]
+            return source.read_afresh(index)
         except Exception as error:
             if isinstance(first, RemoteError) and isinstance(error, RemoteError):
                 if error.is_of_server:

@@ -16,7 +16,13 @@ from headrace.core.options import LoadingMode, ModeName, PathOptions, check_argu
 from headrace.core.views import ColumnTargets
 from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, FormatError
-from headrace.formats.arrays.rows import ArraysSource, as_value, is_plain, long_doubles_in
+from headrace.formats.arrays.rows import (
+    ArraysSource,
+    as_value,
+    concatenated_rows,
+    is_plain,
+    long_doubles_in,
+)
 from headrace.formats.arrays.volumes import PADS, PatchSource
 from headrace.formats.hdf5 import HDF5
 from headrace.formats.hdf5.rows import HDF5Source
@@ -139,16 +145,8 @@ def joined_rows(
         FormatError: the sources have different rows, or numbers that torch does not support.
     """
     cast_to = dtype_named(dtype)
+    source: Any = concatenated_rows(sources)
     first = sources[0]
-    # what was packed as bytes: "bytes" or "str"
-    values = [None if one.of_samples is None else one.of_samples.values for one in sources]
-    for other, kind in zip(sources, values, strict=True):
-        rows = (other.rows_are, kind)
-        if rows != (first.rows_are, values[0]):
-            raise FormatError(
-                f"{other.path} and {first.path} can't be one dataset: rows of "
-                f"{kind or other.rows_are} here, and of {values[0] or first.rows_are} there"
-            )
     for name, of_name in first.dtypes.items():
         field = long_doubles_in(of_name)
         if field or (field == "" and cast_to is None):
@@ -159,9 +157,9 @@ def joined_rows(
                 f"{first.path}: {where} holds long doubles ({of_name}), which torch does not have: "
                 'pass dtype="float64" (or "complex128"), which keeps 15 digits; or convert fields'
             )
-    source: Any = concatenated(sources)
     plain = isinstance(first.name, str) and is_plain(first.dtype) and not first.holds_objects
-    return source, ArrayDecoder(cast_to, encoding, source.array_spec, plain, values[0])
+    values = None if first.of_samples is None else first.of_samples.values
+    return source, ArrayDecoder(cast_to, encoding, source.array_spec, plain, values)
 
 
 def checked_names(dataset_name: Any, target_name: Any) -> str | tuple[str, ...] | None:

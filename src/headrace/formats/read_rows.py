@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Unpack
 
@@ -23,10 +22,10 @@ import numpy as np
 from headrace.arguments import check_integer, check_names, described
 from headrace.dtypes import AnyArray, IntArray
 from headrace.errors import ConfigError, FormatError
-from headrace.formats.arrays.rows import ArraysSource, check_fits
+from headrace.formats.arrays.rows import ArraysSource, check_fits, concatenated_rows
 from headrace.formats.hdf5.rows import HDF5Source
 from headrace.formats.hdf5.tree import OpenHDF5
-from headrace.formats.source import Source, concatenated, sources_of
+from headrace.formats.source import Source, sources_of
 from headrace.formats.tree import TreeSource
 from headrace.formats.trees import open_trees
 from headrace.io.remote.options import RemoteKeywords, RemoteOptions
@@ -92,7 +91,14 @@ def read_rows(
     opens: type[TreeSource] = HDF5Source if isinstance(opened, OpenHDF5) else TreeSource
     with contextlib.closing(opened):
         sources = opened.each(paths, lambda path: opens(path, name, opened))
-        return _gathered(_joined(sources), indices, number, None)
+        first = sources[0]
+        for other in sources:
+            if other.name != first.name:
+                raise ConfigError(
+                    f"{other.path} holds {other.name!r}, and {first.path} {first.name!r}: pass the "
+                    "name of an array that all have, or read each by itself"
+                )
+        return _gathered(concatenated_rows(sources), indices, number, None)
 
 
 def _of_dataset(dataset: Any, name: str | None) -> Source:
@@ -110,22 +116,6 @@ def _of_dataset(dataset: Any, name: str | None) -> Source:
             "name=None, or the path"
         )
     return source
-
-
-def _joined(sources: Sequence[Any]) -> Source:
-    first = sources[0]
-    for other in sources[1:]:
-        if other.name != first.name:
-            raise ConfigError(
-                f"{other.path} holds {other.name!r}, and {first.path} {first.name!r}: pass the "
-                "name of an array that all have, or read each by itself"
-            )
-        if other.rows_are != first.rows_are:
-            raise FormatError(
-                f"{other.path} and {first.path} can't be one array: rows of {other.rows_are} "
-                f"here, and of {first.rows_are} there"
-            )
-    return concatenated(sources)
 
 
 # -- indices

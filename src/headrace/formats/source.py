@@ -285,6 +285,8 @@ class Locatable(Source):
     """
 
     files: Files
+    locating_needs_io: bool = False
+    """True if locating records performs I/O, so that many should be located at once."""
 
     @abstractmethod
     def byte_ranges(self, indices: IntArray) -> ByteRanges:
@@ -308,10 +310,10 @@ class Locatable(Source):
 
     @property
     def cut_nbytes(self) -> int:
-        """Stored bytes of all records if they may be cut into blocks anywhere; 0: blocks are
-        fixed by the storage.
+        """Bytes of all records, by which the length of blocks is chosen where they may be cut
+        anywhere.
         """
-        return 0
+        return self.stored_nbytes
 
     def blocks(self) -> IntArray | None:
         return self.blocks_of(block_length(self.cut_nbytes))
@@ -319,11 +321,6 @@ class Locatable(Source):
     def blocks_of(self, nbytes: int) -> IntArray | None:
         """The `blocks`, of about `nbytes` stored bytes each if they may be cut anywhere."""
         return None
-
-    @property
-    def locating_needs_io(self) -> bool:
-        """True if locating records performs I/O, so that many should be located at once."""
-        return False
 
     @property
     def is_remote(self) -> bool:
@@ -339,10 +336,10 @@ class Locatable(Source):
             column.nbytes = spec.nbytes
         return Description([column], stored=stored)
 
-    def read_afresh(self, indices: Sequence[int]) -> list[Any]:
-        """Reads records again that were damaged, without any cache of remote files."""
+    def read_afresh(self, index: int) -> Any:
+        """Reads a record again that was damaged, without any cache of remote files."""
         with self.files.bypassing_cache():
-            return self.read(indices)
+            return self.read([index])[0]
 
     def take_counts(self) -> Counter[str]:
         return self.files.take_counts()
@@ -422,10 +419,6 @@ class RecordsSource(Locatable):
         _, ends = self.bounds(self._first[filled + 1] - 1)
         return int((ends - begins).sum())
 
-    @property
-    def cut_nbytes(self) -> int:
-        return self.stored_nbytes
-
     def blocks_of(self, nbytes: int) -> IntArray:
         """Number of records that begin in each range of `nbytes` of a file."""
         files = np.repeat(np.arange(len(self._paths)), np.diff(self._first))
@@ -465,6 +458,7 @@ class ConcatSource(ArraySource, Generic[S]):
         self.sources: list[S] = list(sources)
         self._starts = np.cumsum([0, *map(len, self.sources)])
         self.files = self.sources[0].files
+        self.locating_needs_io = any(source.locating_needs_io for source in self.sources)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -505,12 +499,9 @@ class ConcatSource(ArraySource, Generic[S]):
                 records[place] = record
         return records
 
-    def read_afresh(self, indices: Sequence[int]) -> list[Any]:
-        records: list[Any] = []
-        for index in indices:
-            number, inner = self.place(index)
-            records += self.sources[number].read_afresh([inner])
-        return records
+    def read_afresh(self, index: int) -> Any:
+        number, inner = self.place(index)
+        return self.sources[number].read_afresh(inner)
 
     def read_into(self, indices: Sequence[int], rows: Rows) -> None:
         parts = self._parts(indices)
@@ -543,10 +534,6 @@ class ConcatSource(ArraySource, Generic[S]):
     def byte_ranges(self, indices: IntArray) -> ByteRanges:
         parts = self._parts(indices)
         return ByteRanges.joined([source.byte_ranges(inner) for source, inner, _ in parts])
-
-    @property
-    def locating_needs_io(self) -> bool:
-        return any(source.locating_needs_io for source in self.sources)
 
     @property
     def stored_nbytes(self) -> int:

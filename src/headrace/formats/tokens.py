@@ -263,10 +263,6 @@ class TokensSource(Locatable):
     def read(self, indices: Sequence[int]) -> list[npt.NDArray[Any]]:
         return self.tokens.parts(*self._reach(np.asarray(indices, np.int64)))
 
-    @property
-    def cut_nbytes(self) -> int:
-        return self.stored_nbytes
-
     def blocks_of(self, nbytes: int) -> IntArray:
         """Samples that begin within the same `nbytes` of the tokens, as they are stored."""
         # the first token of each block

@@ -442,8 +442,7 @@ def verify_samples(
     also the sums of the whole file, which it does not compare. `ahead`: see `sum_file`.
     """
     with contextlib.closing(HDF5Source(path)) as source:
-        checksums = source.checksums
-        if source.info is None or checksums is None:
+        if source.info is None or source.crc is None:
             raise _not_packed(path)
         for name in source.info.checksums.keys() - _READ_AT_ONCE:
             source.whole(name)  # checks it
@@ -452,7 +451,7 @@ def verify_samples(
             sums = _sum(path, workers, progress)
             return _decoded(source, workers, progress), sums
         sums = _sum(path, workers, progress, edges, ahead)
-        different = np.flatnonzero(sums.crcs != checksums).tolist()
+        different = np.flatnonzero(sums.crcs != source.crc.array).tolist()
         bad = [(index, source.location(index), source.damaged(index)) for index in different]
         return bad, sums
 

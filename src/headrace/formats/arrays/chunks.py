@@ -181,6 +181,7 @@ class Chunks(ABC):
 
     def __init__(self, grid: Grid, dtype: np.dtype[Any], how: str, fill: Any = 0) -> None:
         self.grid: Grid = grid
+        self.shape: tuple[int, ...] = grid.shape
         self.dtype: np.dtype[Any] = dtype
         self.how: str = how
         self.fill: Any = fill
@@ -359,11 +360,6 @@ class LibraryChunks(Chunks):
 
     holds_objects: bool
     """True if elements have any size, such as strings."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the array."""
-        return self.grid.shape
 
     def read(self, numbers: Sequence[int]) -> list[Any]:
         return [None] * len(numbers)

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import threading
 import zlib
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing import parent_process
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,29 +23,27 @@ from headrace.errors import FormatError, one_line
 Bytes = Any
 """bytes, a memoryview of them, or a uint8 array."""
 
-ZLIB, GZIP = 15, 31
-"""Window sizes by which zlib knows its own frames and gzip's."""
+_GZIP = zlib.MAX_WBITS | 16  # the window size by which zlib knows gzip's frame
 COMPRESSIONS = ("gzip", "zstd")
 """What `compress` knows: deflate in zlib's frame, and Zstandard."""
 LEVELS = {"gzip": 4, "zstd": 3}
 _PLAIN = 16  # bytes of the largest number
 
 
-class Codec(ABC):
-    """One step of a pipeline. Codecs travel to workers: what can't be pickled is made at first
-    use.
+class Codec(NamedTuple):
+    """One step of a pipeline.
+
+    Attributes:
+        name: for people.
+        decode: data -> the bytes that they become, of which there must be so many (None: their
+            number is not known).
+        adds: bytes by which encoding lengthens what it is given; None for a compressor, where that
+            depends.
     """
 
-    name = ""
-    """For people."""
-    adds: int | None = 0
-    """Bytes by which encoding lengthens what it is given; None for a compressor, where that
-    depends.
-    """
-
-    @abstractmethod
-    def decode(self, data: Bytes, size: int | None) -> Bytes:
-        """Data -> the `size` bytes that they become (None: their number is not known)."""
+    name: str
+    decode: Callable[[Bytes, int | None], Bytes]
+    adds: int | None = None
 
 
 class Pipeline:
@@ -104,143 +101,115 @@ class Pipeline:
         return decoded
 
 
-@dataclass(frozen=True)
-class Inflate(Codec):
-    """Deflate, in zlib's or gzip's frame; what comes after the end of zlib's is ignored, as zlib
-    does.
-
-    Args:
-        wbits: ZLIB or GZIP.
-    """
-
-    wbits: int = ZLIB
-    name = "inflate"
-    adds = None
-
-    def decode(self, data: Bytes, size: int | None) -> Bytes:
-        assert size is not None
-        stream = isal_zlib.decompressobj(self.wbits)
-        out = stream.decompress(data, size + 1)
-        if len(out) > size:
-            raise FormatError(f"it decodes to more than {size:,} bytes")
-        if len(out) < size or not stream.eof:
-            raise FormatError("its deflate stream is cut short")
-        if self.wbits == GZIP and stream.unused_data.strip(b"\0"):  # padding is allowed
-            raise FormatError("there are bytes after the end of its gzip stream")
-        return out
+def _inflate(wbits: int, data: Bytes, size: int | None) -> Bytes:
+    """Deflate; what comes after the end of zlib's frame is ignored, as zlib does."""
+    assert size is not None
+    stream = isal_zlib.decompressobj(wbits)
+    out = stream.decompress(data, size + 1)
+    if len(out) > size:
+        raise FormatError(f"it decodes to more than {size:,} bytes")
+    if len(out) < size or not stream.eof:
+        raise FormatError("its deflate stream is cut short")
+    if wbits == _GZIP and stream.unused_data.strip(b"\0"):  # padding is allowed
+        raise FormatError("there are bytes after the end of its gzip stream")
+    return out
 
 
-@dataclass(frozen=True)
-class Unshuffle(Codec):
+def _unshuffle(itemsize: int, data: Bytes, size: int | None) -> Bytes:
     """Puts bytes that are sorted by their place in an element back into elements; what is left
     over at the end stays as it is.
     """
-
-    itemsize: int
-    name = "unshuffle"
-
-    def decode(self, data: Bytes, size: int | None) -> Bytes:
-        flat = np.frombuffer(_sized(data, size), np.uint8)
-        itemsize = self.itemsize
-        count = len(flat) // itemsize
-        if itemsize < 2 or count < 2:
-            return flat
-        out = np.empty_like(flat)
-        whole = count * itemsize
-        np.copyto(out[:whole].reshape(count, itemsize), flat[:whole].reshape(itemsize, count).T)
-        out[whole:] = flat[whole:]
-        return out
+    flat = np.frombuffer(_sized(data, size), np.uint8)
+    count = len(flat) // itemsize
+    if itemsize < 2 or count < 2:
+        return flat
+    out = np.empty_like(flat)
+    whole = count * itemsize
+    np.copyto(out[:whole].reshape(count, itemsize), flat[:whole].reshape(itemsize, count).T)
+    out[whole:] = flat[whole:]
+    return out
 
 
-class Fletcher32(Codec):
+def _fletcher32(data: Bytes, size: int | None) -> Bytes:
     """Checks and removes HDF5's checksum."""
+    import numcodecs
 
-    name = "fletcher32"
-    adds = 4
-
-    def decode(self, data: Bytes, size: int | None) -> Bytes:
-        import numcodecs
-
-        if len(data) < 4:
-            raise FormatError("it is too short for its checksum")
-        try:
-            decoded = numcodecs.Fletcher32().decode(np.frombuffer(data, np.uint8))
-            return _sized(np.frombuffer(decoded, np.uint8), size)
-        except RuntimeError as error:
-            raise FormatError("wrong checksum (fletcher32), the file is damaged") from error
+    if len(data) < 4:
+        raise FormatError("it is too short for its checksum")
+    try:
+        decoded = numcodecs.Fletcher32().decode(np.frombuffer(data, np.uint8))
+        return _sized(np.frombuffer(decoded, np.uint8), size)
+    except RuntimeError as error:
+        raise FormatError("wrong checksum (fletcher32), the file is damaged") from error
 
 
-class Crc32c(Codec):
+def _crc32c(data: Bytes, size: int | None) -> Bytes:
     """Checks and removes Zarr's checksum."""
+    import google_crc32c
 
-    name = "crc32c"
-    adds = 4
-
-    def decode(self, data: Bytes, size: int | None) -> Bytes:
-        import google_crc32c
-
-        whole = bytes(data)
-        if len(whole) < 4 or google_crc32c.value(whole[:-4]) != int.from_bytes(
-            whole[-4:], "little"
-        ):
-            raise FormatError("wrong checksum (crc32c), the file is damaged")
-        return _sized(memoryview(whole)[:-4], size)
+    whole = bytes(data)
+    if len(whole) < 4 or google_crc32c.value(whole[:-4]) != int.from_bytes(whole[-4:], "little"):
+        raise FormatError("wrong checksum (crc32c), the file is damaged")
+    return _sized(memoryview(whole)[:-4], size)
 
 
 _local = threading.local()  # what zstandard has is used by one thread at a time
 
 
-class Zstd(Codec):
-    """Zstandard, one frame, whose content size may be unknown."""
+def _zstd(data: Bytes, size: int | None) -> Bytes:
+    """One frame of Zstandard, whose content size may be unknown."""
+    assert size is not None
+    if not hasattr(_local, "zstd"):
+        import zstandard
 
-    name = "zstd"
-    adds = None
-
-    def decode(self, data: Bytes, size: int | None) -> Bytes:
-        assert size is not None
-        if not hasattr(_local, "zstd"):
-            import zstandard
-
-            decompressor = zstandard.ZstdDecompressor()
-            _local.zstd = (zstandard.frame_content_size, decompressor.decompress)
-        content_size, decompress = _local.zstd
-        said = content_size(data)
-        if said != size and said != -1:
-            raise FormatError(f"it would decode to {said:,} bytes, not {size:,}")
-        if said:
-            return decompress(data, max_output_size=max(1, size), allow_extra_data=False)
-        return b""
+        decompressor = zstandard.ZstdDecompressor()
+        _local.zstd = (zstandard.frame_content_size, decompressor.decompress)
+    content_size, decompress = _local.zstd
+    said = content_size(data)
+    if said != size and said != -1:
+        raise FormatError(f"it would decode to {said:,} bytes, not {size:,}")
+    if said:
+        return decompress(data, max_output_size=max(1, size), allow_extra_data=False)
+    return b""
 
 
-class Blosc(Codec):
+def _blosc(data: Bytes, size: int | None) -> Bytes:
     """Blosc 1 with any of its compressors."""
+    from numcodecs import blosc
 
-    name = "blosc"
-    adds = None
-
-    def decode(self, data: Bytes, size: int | None) -> Bytes:
-        from numcodecs import blosc
-
-        assert size is not None
-        if parent_process() is not None:
-            # a worker has its own; and the library's don't outlive a fork
-            blosc.use_threads = False
-        head = bytes(data[:16])
-        said, packed = (int.from_bytes(head[at : at + 4], "little") for at in (4, 12))
-        if len(head) < 16 or said != size or packed != len(data):
-            raise FormatError(
-                f"blosc's header says {packed:,} bytes that decode to {said:,}, but there are "
-                f"{len(data):,} for {size:,}"
-            )
-        out = np.empty(size, np.uint8)
-        blosc.decompress(np.frombuffer(data, np.uint8), out)
-        return out
+    assert size is not None
+    if parent_process() is not None:
+        # a worker has its own; and the library's don't outlive a fork
+        blosc.use_threads = False
+    head = bytes(data[:16])
+    said, packed = (int.from_bytes(head[at : at + 4], "little") for at in (4, 12))
+    if len(head) < 16 or said != size or packed != len(data):
+        raise FormatError(
+            f"blosc's header says {packed:,} bytes that decode to {said:,}, but there are "
+            f"{len(data):,} for {size:,}"
+        )
+    out = np.empty(size, np.uint8)
+    blosc.decompress(np.frombuffer(data, np.uint8), out)
+    return out
 
 
 def _sized(data: Bytes, size: int | None) -> Bytes:
     if size is not None and len(data) != size:
         raise FormatError(f"it decodes to {len(data):,} bytes, not {size:,}")
     return data
+
+
+INFLATE = Codec("inflate", partial(_inflate, zlib.MAX_WBITS))
+GUNZIP = Codec("inflate", partial(_inflate, _GZIP))
+ZSTD = Codec("zstd", _zstd)
+BLOSC = Codec("blosc", _blosc)
+FLETCHER32 = Codec("fletcher32", _fletcher32, 4)
+CRC32C = Codec("crc32c", _crc32c, 4)
+
+
+def unshuffle(itemsize: int) -> Codec:
+    """The codec of elements of so many bytes."""
+    return Codec("unshuffle", partial(_unshuffle, itemsize), 0)
 
 
 # -- encoding

@@ -55,12 +55,8 @@ class Decoded:
     """An array, or the columns of a block of a table."""
     left: int
     """Rows that have not been read yet."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the chunk."""
-        nbytes: int = self.chunk.nbytes
-        return nbytes
+    nbytes: int
+    """Bytes of the chunk."""
 
 
 class ChunkCache(LRUCache[tuple[str, int], Decoded]):
@@ -89,7 +85,7 @@ class ChunkCache(LRUCache[tuple[str, int], Decoded]):
             # as a view it would keep all that was read with it
             if isinstance(chunk, np.ndarray) and held_bytes(chunk) > chunk.nbytes:
                 chunk = chunk.copy()
-            self.put(key, Decoded(chunk, len(chunk) - rows))
+            self.put(key, Decoded(chunk, len(chunk) - rows, chunk.nbytes))
 
 
 class OpenArrays(Generic[T]):
@@ -124,9 +120,9 @@ class OpenSource(Locatable):
         self.files = opened.files
         self._opened = opened
 
-    def read_afresh(self, indices: Sequence[int]) -> list[Any]:
+    def read_afresh(self, index: int) -> Any:
         self._opened.chunks.clear()
-        return super().read_afresh(indices)
+        return super().read_afresh(index)
 
     def take_counts(self) -> Counter[str]:
         return super().take_counts() + self._opened.chunks.take_counts()

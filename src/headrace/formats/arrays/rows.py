@@ -7,7 +7,7 @@ import json
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,13 +16,15 @@ from headrace.errors import BudgetError, FormatError, HeadraceError
 from headrace.formats.arrays.chunks import COUNTABLE, DirectChunks, LibraryChunks, shown_array
 from headrace.formats.arrays.packed import PackedInfo
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays, OpenSource
-from headrace.formats.source import ArraySource, Description, Rows
+from headrace.formats.source import ArraySource, ConcatSource, Description, Rows, concatenated
 from headrace.io.ranges import ByteRanges
 from headrace.memory.budget import format_size
 from headrace.memory.limits import memory_limits, tightest
 
 _SMALL = 64 << 20  # bytes of a row that are not compared with what is free
 _MOST_BLOCKS = 1 << 28
+
+A = TypeVar("A", bound="ArraysSource")
 
 
 def layout_fingerprint(layout: list[Any]) -> str:
@@ -41,12 +43,21 @@ def check_fits(nbytes: int, what: str, remedy: str) -> None:
 
 
 class ReadersSource(OpenSource, ArraySource):
-    """Records that are read from the chunks of arrays. `path` is where they are, for messages."""
+    """Records that are read from the chunks of arrays.
+
+    Attributes:
+        path: where they are, for messages.
+        _cached: readers of chunks that are decoded as a whole, and worth caching.
+        _tallest: rows of the tallest of these chunks; 1: there are none.
+    """
 
     def __init__(self, path: str, opened: OpenArrays[Any], readers: Sequence[ArrayReader]) -> None:
         super().__init__(opened)
         self.path: str = path
         self._readers = readers
+        self.locating_needs_io = any(reader.chunks.needs_io for reader in readers)
+        self._cached = [reader for reader in readers if reader.caches_chunks]
+        self._tallest = max((reader.height for reader in self._cached), default=1)
 
     @abstractmethod
     def _located(self, indices: IntArray, missing: bool) -> list[ByteRanges]:
@@ -66,16 +77,6 @@ class ReadersSource(OpenSource, ArraySource):
             return []
 
     @property
-    def _cached(self) -> list[ArrayReader]:
-        """Readers of chunks that are decoded as a whole, and worth caching."""
-        return [reader for reader in self._readers if reader.caches_chunks]
-
-    @property
-    def _tallest(self) -> int:
-        """Rows of the tallest chunk that is decoded as a whole; 1: there are none."""
-        return max((reader.height for reader in self._cached), default=1)
-
-    @property
     def is_direct(self) -> bool:
         """True if samples are read from the file itself, and not through another library."""
         return all(isinstance(reader.chunks, DirectChunks) for reader in self._readers)
@@ -87,10 +88,6 @@ class ReadersSource(OpenSource, ArraySource):
     @property
     def stored_nbytes(self) -> int:
         return sum(reader.chunks.stored_nbytes for reader in self._readers)
-
-    @property
-    def locating_needs_io(self) -> bool:
-        return any(reader.chunks.needs_io for reader in self._readers)
 
 
 class ArraysSource(ReadersSource):
@@ -171,7 +168,11 @@ class ArraysSource(ReadersSource):
 
     @property
     def rows_are(self) -> str:
-        """Dtype and shape of a row of each dataset, in words."""
+        """Dtype and shape of a row of each dataset, in words; "bytes" or "str" of what was packed
+        as such.
+        """
+        if self.of_samples is not None and self.of_samples.values is not None:
+            return self.of_samples.values
         return ", ".join(f"{f.dtype} {list(f.shape[1:])}" for f in self._fields.values())
 
     def describe(self) -> Description:
@@ -266,6 +267,22 @@ class ArraysSource(ReadersSource):
     def location(self, index: int) -> str:
         names = " and ".join(filter(None, self._names))
         return ", ".join(filter(None, [self.path, names, f"row {index}"]))
+
+
+def concatenated_rows(sources: Sequence[A]) -> A | ConcatSource[A]:
+    """The rows of some sources, one source after the other.
+
+    Raises:
+        FormatError: the sources have different rows.
+    """
+    first = sources[0]
+    for other in sources:
+        if other.rows_are != first.rows_are:
+            raise FormatError(
+                f"{other.path} and {first.path} can't be one dataset: rows of {other.rows_are} "
+                f"here, and of {first.rows_are} there"
+            )
+    return concatenated(sources)
 
 
 # -- plain values

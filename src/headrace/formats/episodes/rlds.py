@@ -330,10 +330,6 @@ class RecordEpisodes(EpisodeSource):
     def stored_nbytes(self) -> int:
         return int(self._chunks.byte_ranges(self._numbers).nbytes.sum())
 
-    @property
-    def cut_nbytes(self) -> int:
-        return 0
-
     def blocks_of(self, nbytes: int) -> IntArray | None:
         """The windows of each episode."""
         if self.windows.options.window is None:

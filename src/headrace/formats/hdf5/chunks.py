@@ -10,7 +10,7 @@ import itertools
 import math
 import operator
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import h5py
@@ -26,16 +26,16 @@ from headrace.formats.arrays.chunks import (
     LibraryChunks,
 )
 from headrace.formats.arrays.codecs import (
+    BLOSC,
+    FLETCHER32,
+    INFLATE,
     LEVELS,
-    Blosc,
+    ZSTD,
     Codec,
-    Fletcher32,
-    Inflate,
     Pipeline,
-    Unshuffle,
-    Zstd,
     codec_versions,
     shuffles,
+    unshuffle,
 )
 from headrace.formats.hdf5.files import (
     check_files,
@@ -50,7 +50,7 @@ from headrace.io.files import Files
 from headrace.io.library_errors import asking
 from headrace.io.paths import redact
 
-_CODECS: dict[int, Callable[[], Codec]] = {1: Inflate, 3: Fletcher32, 32001: Blosc, 32015: Zstd}
+_CODECS = {1: INFLATE, 3: FLETCHER32, 32001: BLOSC, 32015: ZSTD}
 
 
 Filter = tuple[int, Sequence[int], str]
@@ -417,9 +417,9 @@ def _pipeline_of(filters: Iterable[Filter]) -> Pipeline:
     codecs: list[Codec] = []
     for code, values, name in filters:
         if code == 2:
-            codecs.append(Unshuffle(values[0]))
+            codecs.append(unshuffle(values[0]))
         elif code in _CODECS:
-            codecs.append(_CODECS[code]())
+            codecs.append(_CODECS[code])
         else:
             raise ValueError(f"filter {name}")
     return Pipeline(codecs)

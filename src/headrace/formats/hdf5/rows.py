@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from headrace.dtypes import AnyArray, ArraySpec, IntArray
 from headrace.errors import FormatError
@@ -47,16 +46,16 @@ class HDF5Source(TreeSource):
         path, name, opened, targets: see `TreeSource`.
 
     Attributes:
-        names: of the samples of a pack, or None.
+        names, crc: of the samples of a pack, or None.
         gives_pairs, gives_images: records are pairs of an image and its mask; or images alone, out
             of pairs.
     """
 
     names: PackedNames | None = None
+    crc: SharedArray | None = None
     gives_pairs: bool = False
     gives_images: bool = False
     _offsets: SharedArray | None = None
-    _crc: SharedArray | None = None
     _mask_starts: SharedArray | None = None
 
     def __init__(
@@ -92,8 +91,8 @@ class HDF5Source(TreeSource):
             if not are_offsets(edges, packed.count, len(joined)):
                 wrong.append(NAME_OFFSETS)
         if tree.is_array(CRC):
-            self._crc = SharedArray(self._whole(tree, CRC))
-            if self._crc.array.shape != (packed.count,):
+            self.crc = SharedArray(self._whole(tree, CRC))
+            if self.crc.array.shape != (packed.count,):
                 wrong.append(CRC)
         if wrong:
             raise FormatError(
@@ -191,13 +190,6 @@ class HDF5Source(TreeSource):
                 f"{self.path} is damaged: {offsets_named(name)} don't fit {name}: pack it again"
             )
         return items, offsets.astype(np.int64, copy=False)
-
-    @property
-    def checksums(self) -> npt.NDArray[np.uint32] | None:
-        """The CRC of each sample ([n]); None: there are none."""
-        if self._crc is None:
-            return None
-        return self._crc.array
 
     def edges(self) -> IntArray | None:
         """The first byte of each sample in the file, and the end of the last ([n + 1]), where
@@ -310,10 +302,10 @@ class HDF5Source(TreeSource):
         return [self._readers[0].span_ranges(*spans, missing)]
 
     def check(self, indices: Sequence[int], records: Rows | Sequence[Any]) -> None:
-        if self._crc is None:
+        if self.crc is None:
             return
         for index, array in zip(indices, records, strict=True):
-            if crc_of(array) != int(self._crc.array[index]):
+            if crc_of(array) != int(self.crc.array[index]):
                 raise FormatError(self.damaged(index))
 
     def damaged(self, index: int) -> str:

@@ -27,7 +27,7 @@ import zstandard
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import DataNotFoundError, FormatError
 from headrace.formats.arrays.chunks import Chunks
-from headrace.formats.arrays.codecs import GZIP, Codec, Inflate, Pipeline, Zstd
+from headrace.formats.arrays.codecs import GUNZIP, ZSTD, Codec, Pipeline
 from headrace.formats.arrays.reader import OpenArrays, OpenSource, visit
 from headrace.formats.arrays.rows import layout_fingerprint
 from headrace.formats.shards.heads import (
@@ -95,23 +95,16 @@ def many(start: int, make: Callable[[memoryview], Any], data: memoryview) -> lis
 # -- compression
 
 
-class _Arrow(Codec):
+def _arrow(name: str) -> Codec:
     """A codec of pyarrow."""
-
-    adds: int | None = None
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def decode(self, data: Any, size: int | None) -> Any:
-        return pyarrow().Codec(self.name).decompress(data, size)
+    return Codec(name, lambda data, size: pyarrow().Codec(name).decompress(data, size))
 
 
 CODECS: dict[str, Codec] = {
-    "zstd": Zstd(),
-    "gz": Inflate(GZIP),
-    "snappy": _Arrow("snappy"),
-    "br": _Arrow("brotli"),
+    "zstd": ZSTD,
+    "gz": GUNZIP,
+    "snappy": _arrow("snappy"),
+    "br": _arrow("brotli"),
 }
 
 
@@ -239,6 +232,8 @@ class ShardSource(OpenSource, RowSource):
         FormatError: values of a column can't be read.
     """
 
+    locating_needs_io = True
+
     def __init__(
         self,
         files: Files,
@@ -331,10 +326,6 @@ class ShardSource(OpenSource, RowSource):
         return Description([column], files=len(self._shards), stored=self.stored_nbytes)
 
     # -- reading
-
-    @property
-    def locating_needs_io(self) -> bool:
-        return True
 
     def _places(self, indices: Any) -> tuple[IntArray, IntArray, IntArray]:
         """The shard of each sample, its number there, and whether it is in a compressed one."""

@@ -26,15 +26,14 @@ from zarr.storage import MemoryStore, StorePath
 from headrace.errors import FormatError, HeadraceError, one_line
 from headrace.formats.arrays.chunks import COUNTABLE, shown_array
 from headrace.formats.arrays.codecs import (
-    GZIP,
-    ZLIB,
-    Blosc,
+    BLOSC,
+    CRC32C,
+    GUNZIP,
+    INFLATE,
+    ZSTD,
     Codec,
-    Crc32c,
-    Inflate,
     Pipeline,
-    Unshuffle,
-    Zstd,
+    unshuffle,
 )
 from headrace.formats.zarr.shards import Layout
 from headrace.formats.zarr.stores import OBJECT, Store
@@ -43,11 +42,11 @@ from headrace.io.library_errors import asking
 from headrace.io.ranges import ByteRanges
 
 _CODECS: dict[str, Codec] = {
-    "zlib": Inflate(ZLIB),
-    "gzip": Inflate(GZIP),
-    "zstd": Zstd(),
-    "blosc": Blosc(),
-    "crc32c": Crc32c(),
+    "zlib": INFLATE,
+    "gzip": GUNZIP,
+    "zstd": ZSTD,
+    "blosc": BLOSC,
+    "crc32c": CRC32C,
 }
 
 
@@ -106,7 +105,7 @@ def _layout(array: Any) -> Layout:
             itemsize = codec.elementsize
             is_whole = itemsize >= 1 and not math.prod(files) * dtype.itemsize % itemsize
             _check(is_whole, f"shuffled by {itemsize} bytes")
-            steps.append(Unshuffle(itemsize))
+            steps.append(unshuffle(itemsize))
         names = [codec.codec_id for codec in array.compressors]
         if fill is None:
             fill = np.zeros((), dtype)[()]

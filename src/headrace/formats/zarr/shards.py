@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from posixpath import join
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,8 +18,8 @@ import numpy as np
 from headrace.dtypes import IntArray
 from headrace.errors import FormatError
 from headrace.formats.arrays.chunks import ChunkIndex, Grid
-from headrace.formats.arrays.codecs import Codec, Crc32c
-from headrace.formats.zarr.stores import Store, key_of
+from headrace.formats.arrays.codecs import CRC32C, Codec
+from headrace.formats.zarr.stores import Store
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
 
@@ -63,7 +64,7 @@ class ArrayFiles(ChunkIndex):
         self.name: str = name
         self._separator = layout.separator
         self._counts = Grid(layout.shape, layout.files).counts
-        self._first = key_of(name, layout.prefix)
+        self._first = join(name, layout.prefix)
         self.count: int = math.prod(self._counts)
         self._whole = whole
         if 0 < self.count < _NOWHERE >> 1:
@@ -193,7 +194,7 @@ class Shards(ChunkIndex):
 
     def _rows(self, data: Any, path: str, begin: int, size: int) -> memoryview:
         try:
-            raw = np.frombuffer(Crc32c().decode(data, self._index_bytes - 4), "<u8").reshape(-1, 2)
+            raw = np.frombuffer(CRC32C.decode(data, self._index_bytes - 4), "<u8").reshape(-1, 2)
         except FormatError as error:
             raise FormatError(f"{redact(path)}, the index of the shard: {error}") from None
         missing = (raw == _NOWHERE).all(axis=1)

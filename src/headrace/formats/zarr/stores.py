@@ -24,6 +24,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
+from posixpath import join
 from typing import Any
 
 import numpy as np
@@ -139,7 +140,7 @@ class Store(ABC):
             metadata = self.metadata(node) or {}
         if metadata.get("node_type") != "array":
             for folder in sorted(folders):
-                yield from self._walked(key_of(node, folder))
+                yield from self._walked(join(node, folder))
 
     def _listing(self, node: str) -> tuple[Collection[str], Collection[str]]:
         """The names of the folders and of the files in the folder of a node."""
@@ -151,18 +152,18 @@ class Store(ABC):
         Raises:
             FormatError: the file is damaged.
         """
-        node = self._parsed(key_of(name, V3_NODE))
+        node = self._parsed(join(name, V3_NODE))
         if node is not None:
             if node.get("node_type") not in ("array", "group"):
                 raise FormatError(
-                    f"{redact(self.path)}: {key_of(name, V3_NODE)} is damaged: it has node_type "
+                    f"{redact(self.path)}: {join(name, V3_NODE)} is damaged: it has node_type "
                     f"{node.get('node_type')!r}"
                 )
             return node
         for file, kind in ((V2_GROUP, "group"), (V2_ARRAY, "array")):
-            node = self._parsed(key_of(name, file))
+            node = self._parsed(join(name, file))
             if node is not None:
-                attributes = self._parsed(key_of(name, V2_ATTRIBUTES)) or {}
+                attributes = self._parsed(join(name, V2_ATTRIBUTES)) or {}
                 return {**node, "node_type": kind, "attributes": attributes}
         return None
 
@@ -262,7 +263,7 @@ class ZarrFolder(Store):
 
     def check_version(self, name: str) -> None:
         for file in (V3_NODE, V2_ARRAY):
-            key = key_of(name, file)
+            key = join(name, file)
             if key in self._inodes:
                 path = self.path_of(key)
                 is_same = self.files.is_same(path)
@@ -293,7 +294,7 @@ class ZarrUrl(Store):
 
     def fetch_metadata(self, nodes: Sequence[str]) -> None:
         keys = [
-            key_of(node, file) for node in {"": None, **dict.fromkeys(nodes)} for file in _OF_A_NODE
+            join(node, file) for node in {"": None, **dict.fromkeys(nodes)} for file in _OF_A_NODE
         ]
         new = [key for key in (*keys, V2_ALL) if key not in self._contents]
         if new:
@@ -452,11 +453,6 @@ def replaced(path: str) -> FileChangedError:
         f"{redact(path)} was changed after the dataset was opened, and rows of both versions must "
         "not be mixed: open the dataset again"
     )
-
-
-def key_of(node: str, file: str) -> str:
-    """The name of a file of a node."""
-    return f"{node}/{file}" if node else file
 
 
 def nodes_among(keys: Iterable[str]) -> Iterator[str]:

@@ -17,6 +17,7 @@ import os
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from posixpath import join
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,6 @@ from headrace.formats.zarr.stores import (
     ZarrUrl,
     ZarrZip,
     is_zarr,
-    key_of,
 )
 from headrace.io.files import Files
 from headrace.io.handles import WorkerFiles
@@ -140,7 +140,7 @@ class LibraryArray(LibraryChunks):
                 for cut, extent in zip(self.grid.part(number), extents, strict=True)
             ]
             keys = [array.metadata.encode_chunk_key(place) for place in itertools.product(*files)]
-        self._store.ranges([key_of(self._name, key) for key in keys])
+        self._store.ranges([join(self._name, key) for key in keys])
 
     def decode(self, number: int, data: Any) -> AnyArray:
         with self.reading() as array:
