@@ -30,8 +30,9 @@ from headrace.formats.table.files import TABLES
 from headrace.formats.tar import INDEX as TAR_INDEX
 from headrace.formats.tfrecord import INDEX as TFRECORD_INDEX, TFRECORD
 from headrace.formats.zarr.stores import ZARR
+from headrace.io.array_file import array_bytes
 from headrace.io.atomic import written_to
-from headrace.io.index import IndexKind, index_bytes
+from headrace.io.index import IndexKind
 from headrace.io.local_files import LocalFiles
 from headrace.io.paths import redact, with_index
 from headrace.io.remote.options import RemoteOptions, ServerKeywords
@@ -178,7 +179,8 @@ def write_index(data_path: DataPath, **options: Unpack[ServerKeywords]) -> list[
                 known = ", ".join(_INDEXES)
                 raise ConfigError(f"{redact(path)} has no index: those of {known} have one")
             server.learn([url])
-            data = index_bytes(kind.make(server, url), kind, server.version(url).size)
+            contents = kind.contents(server.version(url).size)
+            data = array_bytes(kind.make(server, url), contents)
             written.append(_write(with_index(url), data, server))
     finally:
         server.close()

@@ -178,25 +178,21 @@ class ArrayFile:
             if HAS_LOCKS:
                 flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
                 fd = os.open(lock_file, flags, 0o600)
+        parts = f"{glob.escape(self.path)}.*{TEMPORARY}"
+        written: list[int] = []
+        end = time.monotonic() + patience
         try:
-            if fd is not None:
-                with contextlib.suppress(OSError):
-                    self._wait(fd, key, patience)
+            with contextlib.suppress(OSError):
+                while fd is not None and not try_lock(fd, key) and time.monotonic() < end:
+                    now = list(map(os.path.getsize, glob.glob(parts)))
+                    if now != written:  # another process writes the file
+                        written = now
+                        end = time.monotonic() + patience
+                    time.sleep(_POLL_S)
             yield
         finally:
             if fd is not None:
                 unlock(fd)
-
-    def _wait(self, fd: int, key: int, patience: float) -> None:
-        written: list[int] = []
-        end = time.monotonic() + patience
-        while not try_lock(fd, key) and time.monotonic() < end:
-            parts = glob.glob(f"{glob.escape(self.path)}.*{TEMPORARY}")
-            now = list(map(os.path.getsize, parts))
-            if now != written:
-                written = now
-                end = time.monotonic() + patience
-            time.sleep(_POLL_S)
 
     def write(self, arrays: Sequence[AnyArray]) -> None:
         """Makes the folder and the file.

@@ -31,7 +31,6 @@ from headrace.io.array_file import (
     Arrays,
     Contents,
     UntrustedError,
-    array_bytes,
     arrays_of,
     hash_of,
     unkept,
@@ -73,6 +72,10 @@ class IndexKind(NamedTuple):
     version: int
     types: tuple[str, ...]
     make: Callable[[Any, str], Arrays]
+
+    def contents(self, size: int) -> Contents:
+        """The contents of the index next to a file of `size` bytes."""
+        return Contents(hash_of([self.name, size, self.version]), self.types)
 
 
 def index_of(files: Files, path: str, kind: IndexKind) -> Arrays:
@@ -155,7 +158,7 @@ def found_index(files: Files, path: str, kind: IndexKind) -> Arrays | None:
     if beside is None:
         return None
     try:
-        return arrays_of(beside, _contents(kind, version.size))
+        return arrays_of(beside, kind.contents(version.size))
     except UntrustedError as error:
         warn(
             f"{redact(path)}: the index next to it is not used: {error}; write it again with "
@@ -201,15 +204,6 @@ def cached_index(files: Files, path: str, kind: IndexKind) -> ArrayFile:
     """The cache file of an index."""
     about = {"index": kind.name, "of": files.identity(path)}
     return ArrayFile(str(cache_folder(files.cache_dir)), "index", about, kind.version, kind.types)
-
-
-def index_bytes(arrays: Arrays, kind: IndexKind, size: int) -> bytes:
-    """The index of a file of `size` bytes as it lies beside it."""
-    return array_bytes(arrays, _contents(kind, size))
-
-
-def _contents(kind: IndexKind, size: int) -> Contents:
-    return Contents(hash_of([kind.name, size, kind.version]), kind.types)
 
 
 # -- files without a table

@@ -111,16 +111,13 @@ def cache_folder(cache_dir: str | os.PathLike[str] | None) -> Path:
         return Path(given) / "headrace"
     home = Path(os.path.expanduser("~"))
     folder = home / ".cache" / "headrace"
-    if home.is_absolute() and home != Path(home.anchor) and _can_be_written(folder):
+    there = folder
+    while not os.path.lexists(there):
+        there = there.parent
+    can_be_written = os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK)
+    if home.is_absolute() and home != Path(home.anchor) and can_be_written:
         return folder
     return _private_folder()
-
-
-def _can_be_written(folder: Path) -> bool:
-    """True if files may be made in a folder, or in the nearest one above it that exists."""
-    while not os.path.lexists(folder):
-        folder = folder.parent
-    return os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)
 
 
 @functools.cache

@@ -189,7 +189,7 @@ class RemoteFiles(Remote, Files):
         Raises:
             AccessError, RemoteError: see `find_files`.
         """
-        return self.run(self.find_files(urls, denied=True, small=True))
+        return self.run(self.find_files(urls, are_metadata=True))
 
     @contextlib.contextmanager
     def bypassing_cache(self) -> Iterator[None]:
@@ -399,19 +399,16 @@ def in_order(files: RemoteFiles, ranges: ByteRanges) -> Iterator[Part]:
         FormatError, RemoteError, FileChangedError, DataNotFoundError, AccessError: see
             `RemoteFiles.read`.
     """
-    begun = ((group, files.begin(group)) for group in _groups(ranges.split(PIECE)[0]))
+    pieces = ranges.split(PIECE)[0]
+    numbers = np.arange(pieces.size)
+    ends = np.cumsum(pieces.nbytes) - 1
+    # fetched together: about `PIECE` bytes, and no more than some pieces
+    cuts = np.flatnonzero(np.diff(ends // PIECE) | np.diff(numbers // _TOGETHER)) + 1
+    groups = map(pieces.take, np.split(numbers, cuts))
+    begun = ((group, files.begin(group)) for group in groups)
     with contextlib.closing(ordered.in_order(begun, AHEAD)) as fetched:
         for group, contents in fetched:
             yield from zip(group.start.tolist(), cast(list[memoryview], contents), strict=True)
-
-
-def _groups(pieces: ByteRanges) -> Iterator[ByteRanges]:
-    """Pieces that are fetched together: about `PIECE` bytes, and no more than some."""
-    numbers = np.arange(pieces.size)
-    ends = np.cumsum(pieces.nbytes) - 1
-    cuts = np.flatnonzero(np.diff(ends // PIECE) | np.diff(numbers // _TOGETHER)) + 1
-    for group in np.split(numbers, cuts):
-        yield pieces.take(group)
 
 
 class _Raw(io.RawIOBase):

@@ -170,14 +170,7 @@ class Remote:
             AccessError: one may not be read, and so nobody knows whether it is there.
             RemoteError: the server does not say.
         """
-
-        async def one(url: str) -> Version | None:
-            try:
-                return await self._version(url)
-            except DataNotFoundError:
-                return None
-
-        return await self._each(one, urls)
+        return await self._each(functools.partial(self._version, may_be_missing=True), urls)
 
     def sizes(self, urls: Sequence[str]) -> list[int | None]:
         """Bytes of each file, now; None where the server does not say.
@@ -186,11 +179,8 @@ class Remote:
             DataNotFoundError, AccessError, RemoteError: as for `versions`.
         """
 
-        async def size(url: str) -> int | None:
-            found = (await self._persist(self._info(url), self.shown(url)))["size"]
-            return None if found is None else int(found)
-
-        return self.run(self._each(size, urls))
+        infos = self.run(self._each(self._info, urls))
+        return [None if info["size"] is None else int(info["size"]) for info in infos]
 
     async def fetch(
         self, ranges: ByteRanges, versions: Mapping[str, Version], urgent: bool = True
@@ -223,17 +213,16 @@ class Remote:
         return found
 
     async def find_files(
-        self, urls: Sequence[str], denied: bool = False, urgent: bool = True, small: bool = False
+        self, urls: Sequence[str], urgent: bool = True, are_metadata: bool = False
     ) -> list[bytes | None]:
         """The content of whole files, however long they are, that may be missing: None then.
 
         Args:
             urls: of the files.
-            small: they are not much longer than an answer's headers, so that many may be on their
-                way at the same time.
-            denied: take one that may not be read for missing, as long as another one is there: who
-                may not list a bucket is told so.
             urgent: somebody waits for them.
+            are_metadata: they are not much longer than an answer's headers, so that many may be on
+                their way at the same time. One that may not be read counts as missing, as long as
+                another one is there: who may not list a bucket is told so.
 
         Raises:
             RemoteError, AccessError: as for `fetch`.
@@ -248,13 +237,13 @@ class Remote:
             except DataNotFoundError:
                 return None
             except AccessError as error:
-                if not denied:
+                if not are_metadata:
                     raise
                 refusals.append(error)
                 return None
 
         slots = self._urgent if urgent else self._ahead
-        found = await self._each(one, urls, self._questions if small else slots)
+        found = await self._each(one, urls, self._questions if are_metadata else slots)
         if refusals and all(data is None for data in found):
             raise refusals[0]
         return found
@@ -333,18 +322,25 @@ class Remote:
         """fsspec's, of this process."""
         return self._filesystem.get()
 
-    def _info(self, url: str) -> Ask:
-        return lambda _: requests.info_of(self.filesystem, self.path_of(url))
+    async def _info(self, url: str, needs_size: bool = False) -> Any:
+        """What the file system says of a file."""
 
-    async def _version(self, url: str) -> Version:
-        async def ask(attempt: Attempt) -> Any:
-            info = await self._info(url)(attempt)
-            if info.get("size") is None:
+        async def ask(_: Attempt) -> Any:
+            info = await requests.info_of(self.filesystem, self.path_of(url))
+            if needs_size and info.get("size") is None:
                 check_encoding(info.get("headers", {}))
                 raise WrongLengthError("the answer says no size")
             return info
 
-        info = await self._persist(ask, self.shown(url))
+        return await self._persist(ask, self.shown(url))
+
+    async def _version(self, url: str, may_be_missing: bool = False) -> Version | None:
+        try:
+            info = await self._info(url, needs_size=True)
+        except DataNotFoundError:
+            if may_be_missing:
+                return None
+            raise
         self.knows_ranges |= bool(info.get("accepts_ranges"))
         tag = next((info[name] for name in _TAGS if info.get(name)), None)
         version = Version(int(info["size"]), None if tag is None else str(tag))
@@ -499,7 +495,7 @@ class Remote:
                     refusal.is_of_server = self._denied >= _GONE
                     raise
                 if hurries:
-                    deadline += attempt.overtime
+                    deadline += max(0.0, time.monotonic() - attempt.end)
                 if isinstance(error, TimeoutError):
                     cause = attempt.shortfall
                 if is_absent and not self._has_answered:

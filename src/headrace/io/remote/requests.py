@@ -52,7 +52,7 @@ class Attempt:
     """
 
     def __init__(self, seconds: float) -> None:
-        self._end = time.monotonic() + seconds
+        self.end: float = time.monotonic() + seconds
         self._nbytes = 0
 
     def came(self, nbytes: int) -> None:
@@ -65,7 +65,7 @@ class Attempt:
         Raises:
             TimeoutError: none are.
         """
-        left = self._end + self._nbytes / SLOWEST - time.monotonic()
+        left = self.end + self._nbytes / SLOWEST - time.monotonic()
         if left <= 0:
             raise TimeoutError(self.shortfall)
         return left
@@ -76,11 +76,6 @@ class Attempt:
         if self._nbytes:
             return f"only {self._nbytes:,} bytes came in time"
         return "nothing came in time"
-
-    @property
-    def overtime(self) -> float:
-        """Seconds that it has taken beyond those that it was given, since bytes came."""
-        return max(0.0, time.monotonic() - self._end)
 
     async def result(self, answer: Awaitable[Any]) -> Any:
         """What an awaitable gives, if it does so in time; else it is cancelled.
