@@ -121,22 +121,16 @@ class FilesSource(Source):
                     sizes[place] = os.stat(self.listing.path(number)).st_size
             return sizes
         if self._listed_sizes is None:
-            self._listed_sizes = _remote_sizes(self._server, self.listing)
+            known: dict[str, int | None] = {}
+            # asking for each file of a folder would take far longer than listing it once more
+            for root in self.listing.searched:
+                for path, info in self._server.ask("find", root, detail=True).items():
+                    known[path] = info.get("size")
+            self._server.filesystem.invalidate_cache()
+            unknown = [path for path in self.listing if known.get(path) is None]
+            known.update(zip(unknown, self._server.sizes(unknown), strict=True))
+            self._listed_sizes = np.array([known[path] or 0 for path in self.listing], np.int64)
         return self._listed_sizes[indices]
-
-
-def _remote_sizes(server: RemoteFiles, files: FileSet) -> npt.NDArray[np.int64]:
-    """By listing the roots once more, where they were searched through: asking for each file
-    would take far longer.
-    """
-    known: dict[str, int | None] = {}
-    for root in files.searched:
-        for path, info in server.ask("find", root, detail=True).items():
-            known[path] = info.get("size")
-    server.filesystem.invalidate_cache()
-    unknown = [path for path in files if known.get(path) is None]
-    known.update(zip(unknown, server.sizes(unknown), strict=True))
-    return np.fromiter((known[path] or 0 for path in files), np.int64, len(files))
 
 
 def fingerprint_names(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> str:

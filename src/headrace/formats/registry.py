@@ -60,18 +60,20 @@ def installed_formats() -> tuple[Format, ...]:
     """
     found = []
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+        package = point.module
+        if point.dist is not None:
+            package = point.dist.name
         try:
             format_ = point.load()
         except Exception as error:
             raise ConfigError(
-                f"the entry point {point.name} = {point.value!r} of {GROUP} can't be imported "
-                f"({type(error).__name__}: {error}): repair or uninstall its package"
+                f"the format {point.value!r} of the package {package} can't be imported "
+                f"({type(error).__name__}: {error}): repair or uninstall the package"
             ) from error
         if not isinstance(format_, Format) or format_.open is None:
             raise ConfigError(
-                f"the entry point {point.name} = {point.value!r} of {GROUP} is "
-                f"{type(format_).__name__}, not a headrace.formats.registry.Format with open=: "
-                "repair or uninstall its package"
+                f"the format {point.value!r} of the package {package} is {type(format_).__name__}, "
+                "not a headrace.formats.registry.Format with open=: repair or uninstall the package"
             )
         found.append(format_)
     return tuple(found)
@@ -179,8 +181,8 @@ def write_index(data_path: DataPath, **options: Unpack[ServerKeywords]) -> list[
                 known = ", ".join(_INDEXES)
                 raise ConfigError(f"{redact(path)} has no index: those of {known} have one")
             server.learn([url])
-            contents = kind.contents(server.version(url).size)
-            data = array_bytes(kind.make(server, url), contents)
+            about = kind.about(server.version(url).size)
+            data = array_bytes(kind.make(server, url), about, kind.types)
             written.append(_write(with_index(url), data, server))
     finally:
         server.close()

@@ -30,7 +30,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import google_crc32c
 import numpy as np
@@ -83,18 +83,6 @@ def unkept(folder: str, what: str, instead: str) -> Iterator[None]:
         warn(f"cache_dir={folder!r}: {what} not kept ({cause}), so {instead}")
 
 
-class Contents(NamedTuple):
-    """The contents that a file must have to be used.
-
-    Attributes:
-        about: a hash of the key that it belongs to.
-        types: dtypes of the arrays. Empty: any.
-    """
-
-    about: str
-    types: Sequence[str] = ()
-
-
 class ArrayFile:
     """Some arrays in a file of `cache_dir`: see NOTE [ life of an array file ].
 
@@ -117,7 +105,8 @@ class ArrayFile:
     ) -> None:
         meta = {**about, "user": user_id()}
         self._kind = kind
-        self._contents = Contents(hash_of(meta if version is None else [meta, version]), types)
+        self._about = hash_of(meta if version is None else [meta, version])
+        self._types = types
         name = f"headrace-{kind}-{hash_of(meta)}.bin"
         self.path: str = os.path.join(os.path.abspath(cache_dir), name)
 
@@ -134,7 +123,7 @@ class ArrayFile:
         with open(fd, "rb") as file:
             if not is_ours(os.fstat(fd)):
                 raise UntrustedError("it is another user's, or others may write to it")
-            head = _checked_head(file, self._contents)
+            head = _checked_head(file, self._about, self._types)
             first, *others = _ranges_of(head)
             long = None
             if first[2] - first[1] <= _IN_MEMORY:
@@ -200,7 +189,7 @@ class ArrayFile:
         Raises:
             OSError: it can't be written.
         """
-        arrays = _typed(arrays, self._contents.types)
+        arrays = _typed(arrays, self._types)
         with self.writing(arrays[0].dtype.str) as writer:
             writer.write(arrays[0])
             writer.short(arrays[1:])
@@ -217,7 +206,7 @@ class ArrayFile:
         with written_to(self.path) as file:
             writer = ArrayWriter(file, dtype)
             yield writer
-            writer.finish(self._contents.about)
+            writer.finish(self._about)
 
 
 def copy_of(
@@ -278,25 +267,31 @@ def copy_of(
     return cached.found_or_built(files.patience, build)
 
 
-def array_bytes(arrays: Sequence[AnyArray], contents: Contents) -> bytes:
-    """The same file as bytes, to be put beside other files."""
+def array_bytes(arrays: Sequence[AnyArray], about: str, types: Sequence[str]) -> bytes:
+    """The bytes of an array file, to be written next to another file.
+
+    Args:
+        arrays: the first may be long.
+        about: a hash of what they belong to.
+        types: their dtypes.
+    """
     file = io.BytesIO()
-    arrays = _typed(arrays, contents.types)
+    arrays = _typed(arrays, types)
     writer = ArrayWriter(file, arrays[0].dtype.str)
     writer.write(arrays[0])
     writer.short(arrays[1:])
-    writer.finish(contents.about)
+    writer.finish(about)
     return file.getvalue()
 
 
-def arrays_of(data: bytes, contents: Contents) -> Arrays:
-    """What `array_bytes` was given.
+def arrays_of(data: bytes, about: str, types: Sequence[str]) -> Arrays:
+    """The arrays in the bytes that `array_bytes` made.
 
     Raises:
         UntrustedError: it is something else, or not whole.
     """
     file = io.BytesIO(data)
-    return [_array_at(file, *one) for one in _ranges_of(_checked_head(file, contents))]
+    return [_array_at(file, *one) for one in _ranges_of(_checked_head(file, about, types))]
 
 
 class FileArrays:
@@ -536,7 +531,7 @@ def _array_at(file: BinaryIO, dtype: np.dtype[Any], start: int, stop: int) -> An
     return np.frombuffer(data, dtype)
 
 
-def _checked_head(file: BinaryIO, contents: Contents) -> bytes:
+def _checked_head(file: BinaryIO, about: str, types: Sequence[str]) -> bytes:
     """The head line of a file, after it was compared with what the file must hold, and its checksum
     with all that follows.
     """
@@ -547,7 +542,7 @@ def _checked_head(file: BinaryIO, contents: Contents) -> bytes:
         checksum = said.pop("checksum")
     except (ValueError, TypeError, KeyError, RecursionError, AttributeError):
         raise UntrustedError("it is damaged, or of another version") from None
-    if known != (_FORMAT, contents.about):
+    if known != (_FORMAT, about):
         raise UntrustedError("it is of another version, or about something else")
     crc = 0
     size = HEAD
@@ -557,7 +552,7 @@ def _checked_head(file: BinaryIO, contents: Contents) -> bytes:
     # what else the head says may be damaged until here
     if checksum != google_crc32c.extend(crc, _line(said)) or _end_of(head) != size:
         raise UntrustedError("it is damaged")
-    wanted = list(map(np.dtype, contents.types))
+    wanted = list(map(np.dtype, types))
     if wanted and [dtype for dtype, _, _ in _ranges_of(head)] != wanted:
         raise UntrustedError("it is damaged")
     return head

@@ -29,7 +29,6 @@ from headrace.errors import AccessError, FormatError, HeadraceError, warn
 from headrace.io.array_file import (
     ArrayFile,
     Arrays,
-    Contents,
     UntrustedError,
     arrays_of,
     hash_of,
@@ -73,9 +72,9 @@ class IndexKind(NamedTuple):
     types: tuple[str, ...]
     make: Callable[[Any, str], Arrays]
 
-    def contents(self, size: int) -> Contents:
-        """The contents of the index next to a file of `size` bytes."""
-        return Contents(hash_of([self.name, size, self.version]), self.types)
+    def about(self, size: int) -> str:
+        """What the index next to a file of `size` bytes belongs to."""
+        return hash_of([self.name, size, self.version])
 
 
 def index_of(files: Files, path: str, kind: IndexKind) -> Arrays:
@@ -158,7 +157,7 @@ def found_index(files: Files, path: str, kind: IndexKind) -> Arrays | None:
     if beside is None:
         return None
     try:
-        return arrays_of(beside, kind.contents(version.size))
+        return arrays_of(beside, kind.about(version.size), kind.types)
     except UntrustedError as error:
         warn(
             f"{redact(path)}: the index next to it is not used: {error}; write it again with "

@@ -167,7 +167,12 @@ class LocalFiles(Files):
             opened: list[int | None] = []
             try:
                 for path in some:
-                    opened.append(self._open(path))
+                    fd = None
+                    try:
+                        fd = os.open(path, FLAGS)
+                    except _MISSING:
+                        self.check_missing(path)
+                    opened.append(fd)
                 if len(some) > 1:
                     HINTS.give_wholes(fd for fd in opened if fd is not None)
                 for path, fd, buffer in zip(some, opened, buffers[first:], strict=False):
@@ -182,14 +187,6 @@ class LocalFiles(Files):
                         os.close(fd)
             HINTS.note(began, _OPENING * len(some), nbytes)
         return found
-
-    def _open(self, path: str) -> int | None:
-        """A descriptor of a whole file; None: it is missing."""
-        try:
-            return os.open(path, FLAGS)
-        except _MISSING:
-            self.check_missing(path)
-            return None
 
     def _content(self, path: str, fd: int, buffer: memoryview | None) -> memoryview:
         """All bytes of an open file, in its buffer if there is one."""

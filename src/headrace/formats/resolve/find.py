@@ -342,11 +342,9 @@ def _found_at(url: str, path: str, kind: Format, server: RemoteFiles) -> Found:
         if has_magic(url):
             return _matched_at(path, server.ask("glob", url), kind)
         if kind.is_store is not None and not kind.is_store(url, server):
-            root = path.rstrip("/")
             # some servers do not list folders
             with contextlib.suppress(OSError, HeadraceError, NotImplementedError):
-                below = server.ask("ls", url, detail=False)
-                found = _below(root, below, (), kind.stores, False)
+                found = _below(path, server.ask("ls", url, detail=False), (), kind.stores)
                 if found.names:
                     found.searched = True
                     return found
@@ -368,18 +366,16 @@ def _found_at(url: str, path: str, kind: Format, server: RemoteFiles) -> Found:
         raise is_a
     if not paths and is_a != "directory":
         raise FileNotFoundError(path)
-    root = _root(path, paths)
-    found = _below(root, paths, kind.endings, kind.stores, "/." in path[len(root) :])
+    found = _below(path, paths, kind.endings, kind.stores)
     found.searched = True
     return found
 
 
 def _matched_at(pattern: str, paths: list[str], kind: Format) -> Found:
-    root = _root(before_magic(pattern, "/"), paths)
-    shows_hidden = "/." in pattern[len(root) :]
-    found = _below(root, paths, kind.all_endings, (), shows_hidden)
+    place = before_magic(pattern, "/")
+    found = _below(place, paths, kind.all_endings, (), pattern)
     if not found.names and not kind.endings:  # stores may have any name
-        found = _below(root, paths, ("",), (), shows_hidden)
+        found = _below(place, paths, ("",), (), pattern)
     return found
 
 
@@ -409,23 +405,20 @@ def _type(url: str, path: str, server: RemoteFiles) -> str | HeadraceError | Non
     return str(info["type"])
 
 
-def _root(path: str, paths: Sequence[str]) -> str:
-    root = path.rstrip("/")
-    if not root and any(p.startswith("/") for p in paths):
-        return "/"
-    return root
-
-
 def _below(
-    root: str,
+    place: str,
     paths: Sequence[str],
     endings: Sequence[str],
     stores: Sequence[str],
-    shows_hidden: bool,
+    pattern: str = "",
 ) -> Found:
-    """Divides paths below a root into files with the right endings, stores in the first level,
-    which are not entered, and others.
+    """Divides paths below a place into files with the right endings, stores in the first level,
+    which are not entered, and others. Hidden ones count if the pattern names them.
     """
+    root = place.rstrip("/")
+    if not root and any(path.startswith("/") for path in paths):
+        root = "/"
+    shows_hidden = "/." in pattern[len(root) :]
     found = Found(root, [])
     ends = tuple(map(os.fsencode, endings))
     ends_of_stores = tuple(map(os.fsencode, stores))
