@@ -31,8 +31,7 @@ class Lines(str):
 
     __slots__ = ()
 
-    def __repr__(self) -> str:
-        return str(self)
+    __repr__ = str.__str__
 
 
 def progress_bar(progress: bool | None, *, is_short: bool = False, **options: Any) -> Bar:

@@ -51,10 +51,7 @@ class MissingNameError(HeadraceError, KeyError):
     names.
     """
 
-    def __str__(self) -> str:  # KeyError would show the repr of the message
-        if self.args:
-            return str(self.args[0])
-        return ""
+    __str__ = Exception.__str__  # KeyError would show the repr of the message
 
 
 class FormatError(HeadraceError, ValueError):

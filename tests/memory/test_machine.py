@@ -196,9 +196,8 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
         store = open_machine_store(tmp_path, "key", N, CAPACITY)
         held.add(len(files(tmp_path)))
         assert len(store) == 0
-        assert all(store.put(i, content(i)) for i in range(N)) and all(
-            (store.get(i) == content(i)).all() for i in range(N)
-        )
+        assert all(store.put(i, content(i)) for i in range(N))
+        assert all((store.get(i) == content(i)).all() for i in range(N))
         del store
         assert files(tmp_path) == []
     assert held == {1}

@@ -109,7 +109,7 @@ class Ahead(Records):
 
 
 class _Scan:
-    """Goes through the batches of an epoch ahead of the reader, and has their bytes fetched."""
+    """Requests the bytes of an epoch's batches ahead of the reader."""
 
     def __init__(self, coming: Coming, source: Locatable) -> None:
         self._coming = coming
@@ -121,7 +121,7 @@ class _Scan:
         self._batches: dict[int, IntArray] = {}  # those that come next, by step
 
     def continues_with(self, coming: Coming) -> bool:
-        """True if these are the rest of the batches that it has gone through."""
+        """True if these are the same batches, without some at the start."""
         is_aligned = (self._next - coming.steps.start) % coming.steps.step == 0
         return (
             coming.key == self._coming.key
@@ -130,10 +130,11 @@ class _Scan:
         )
 
     def fetch(self, coming: Coming, window: int) -> None:
-        """Has fetched what comes, the next batch in any case, until so many bytes are on their way.
+        """Requests the bytes of the next batches until `window` bytes are in flight; those of the
+        first one in any case.
 
-        Until a worker has made its first batch that one alone: the rest would wait for it, and
-        computing it delays the threads that fetch.
+        A worker that has not made its first batch requests that one alone: the others would wait
+        for it, and locating them delays the threads that fetch.
         """
         self._coming = coming
         reader = coming.steps.start
@@ -159,7 +160,7 @@ class _Scan:
         return self._batches[self._next]
 
     def _pieces(self, indices: IntArray) -> list[ByteRanges]:
-        """What is fetched for a batch, in pieces."""
+        """The byte ranges to fetch for a batch: whole segments, or those of its samples alone."""
         if self._edges is None:
             return [self._located(indices)]
         numbers = np.searchsorted(self._edges, indices, side="right") - 1

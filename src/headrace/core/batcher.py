@@ -53,7 +53,7 @@ Way = Callable[["Batcher", BatchRequest], MadeBatch | None]
 
 
 class BatchReader(ABC):
-    """A way of reading whole batches that only one format has."""
+    """A way of making batches that only one format has."""
 
     name: str
     """What `explain()` calls it."""
@@ -62,13 +62,10 @@ class BatchReader(ABC):
 
     @abstractmethod
     def read(self, request: BatchRequest) -> MadeBatch | None:
-        """The batch of a request, or None: samples have to be made one by one.
-
-        Args:
-            request: names the samples; one at least.
+        """The batch of a request of at least one sample. None: it has to be made sample by sample.
 
         Raises:
-            NotTogetherError: they have to be read one by one.
+            NotTogetherError: the samples can't be read together.
         """
 
 
@@ -341,8 +338,8 @@ class Batcher:
     def _writer(
         self, request: BatchRequest, out: torch.Tensor, beside: Any
     ) -> Callable[[int, Any], SampleError | None]:
-        """A function that writes a value into its row, and its target beside it; it returns the
-        error of a sample that turns out not to be decodable.
+        """A function that writes a value into its row, and its target beside it. It returns None,
+        or the error of a sample that can't be decoded.
         """
         dataset = self._dataset
         decoder = self._decoder

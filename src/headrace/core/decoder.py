@@ -141,7 +141,7 @@ class Decoder:
         return None
 
     def placed(self, target: Any, drawn: Any) -> Any:
-        """What becomes of the target of a pair by the draws for its input."""
+        """Applies the draws for an input to the target of its pair."""
         return target
 
     def sample_nbytes(self) -> int | None:
@@ -163,8 +163,8 @@ class Decoder:
         return None
 
     def own_reader(self, dataset: Any, collating: Collating) -> BatchReader | None:
-        """What makes batches in a way that only this format has, if it fits the dataset and the
-        collate function.
+        """A faster way of making batches that only this format has. None: it does not fit the
+        dataset or the collate function.
         """
         return None
 

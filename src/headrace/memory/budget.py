@@ -192,8 +192,8 @@ class MemoryBudget:
             return max(0, self.limit - self.reserved)
 
     def left(self) -> int:
-        """Bytes that are left to this process, a worker among others, for what it needs a short
-        time.
+        """Bytes that this process may use for a short time: its share, among all workers, of what
+        is available.
         """
         from torch.utils.data import get_worker_info  # `read_rows` needs no torch
 
@@ -365,7 +365,7 @@ def check_usage(value: Any) -> float:
 
 
 def size_of(record: Any) -> int:
-    """Bytes of a record, as far as it says."""
+    """Bytes of a record; 64 where they are not known."""
     if isinstance(record, (bytes, str)):
         return len(record)
     if isinstance(record, dict):

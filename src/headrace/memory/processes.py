@@ -109,8 +109,8 @@ def is_daemonic() -> bool:
 
 
 def check_may_start(asked: str) -> None:
-    """Raises a ConfigError where this process may start no others; `asked` is the argument by
-    which it was to do so.
+    """Raises a ConfigError if this process may start no others. (`asked`: the argument that asks
+    for them, for the message.)
     """
     if is_daemonic():
         raise ConfigError(
@@ -251,8 +251,8 @@ _IOV_MAX = 1024  # buffers of one call
 
 
 def read_full(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
-    """Fills buffers from a byte of a file on, whatever its position; returns how many bytes
-    there were: fewer only where the file ends.
+    """Fills buffers with the bytes of a file from `offset` on. Returns the number of bytes read:
+    fewer only at the end of the file.
     """
     done = 0
     rest = [buffer for buffer in buffers if len(buffer)]
@@ -266,7 +266,7 @@ def read_full(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
 
 
 def write_full_from(fd: int, buffers: Sequence[memoryview], offset: int) -> None:
-    """Writes all bytes of flat buffers, one behind the other, at a place in the file."""
+    """Writes flat buffers one after the other into a file, from `offset` on."""
     done = 0
     rest = [buffer for buffer in buffers if len(buffer)]
     while rest:

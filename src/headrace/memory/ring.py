@@ -214,8 +214,8 @@ class Ring:
 
 
 class Arena:
-    """One slot while a batch is written into it. `leased` (in the parent): tensors hold the slot
-    for as long as they live, but those that are light, which lie outside of it.
+    """One slot while a batch is written into it. `leased` (in the parent): tensors keep the slot in
+    use as long as they live; small ones lie outside of it.
     """
 
     def __init__(self, ring: Ring, slot: int, leased: bool = False) -> None:

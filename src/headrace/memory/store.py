@@ -80,7 +80,7 @@ class RowLayout(NamedTuple):
 
     @classmethod
     def of(cls, spec: ArraySpec) -> RowLayout | None:
-        """How arrays of a shape and dtype lie in a store; None where they are no rows."""
+        """The layout of arrays of a spec. None: they can not be rows."""
         if not spec.nbytes or (spec.dtype.kind not in "biufc" and spec.dtype != BFLOAT16):
             return None
         at = 8
@@ -132,7 +132,7 @@ def _pieces_of(value: Any) -> list[memoryview]:
 
 
 def _pieces_of_each(values: Sequence[Any] | AnyArray) -> list[list[memoryview]]:
-    """As `_pieces_of`, of samples or rows."""
+    """The same for each of some samples or rows."""
     if isinstance(values, np.ndarray):
         values = [values[number, ...] for number in range(len(values))]
     return list(map(_pieces_of, values))
@@ -404,7 +404,7 @@ class SampleStore:
                     self._give_pages_back()
 
     def _decide(self, layout: RowLayout | None) -> RowLayout | None:
-        """Decides how to write samples that have this layout by themselves."""
+        """The layout in which to write samples of this one. None: as general entries."""
         if self.header.kind == _UNDECIDED and layout is not None:
             spec = pickle.dumps(tuple(layout.spec))
             self._memory.map[_SPEC_AT : _SPEC_AT + len(spec)] = spec
