@@ -68,9 +68,9 @@ INSIDE = {
     "formats/table": "columns files arrow source arrays",
     "formats/shards": "heads source litdata mds",
     "formats": """
-        resolve source files zips arrays tree ome
+        resolve source files text zips arrays tree ome
         hdf5 zarr
-        trees sparse protobuf tfrecord episodes table shards tar text tokens
+        trees sparse protobuf tfrecord episodes table shards tar tokens
         read_rows registry
     """,
 }

@@ -19,17 +19,19 @@ import struct
 import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
+from isal import isal_zlib
 
 from headrace.dtypes import IntArray
 from headrace.errors import FormatError
 from headrace.formats.protobuf import bounds_in, fields, integers
 from headrace.formats.resolve.file_set import Format
 from headrace.formats.source import Columns, RecordsSource
+from headrace.formats.text.plain import inflated
 from headrace.io.array_file import HEAD, Arrays, ArrayWriter, FileArrays, copy_of
 from headrace.io.files import Files
 from headrace.io.index import Headers, IndexKind, indices_of
@@ -41,7 +43,7 @@ from headrace.memory.anonymous import SharedArray
 _HEAD, _TAIL = 12, 4
 """Bytes before and after the contents of a record."""
 _BITS = (1 << 64) - 1
-_PIECE = 1 << 20  # bytes of files that are decompressed at once
+_PIECE = 1 << 20  # bytes of files that are read at once
 _LOOKED_AT = 16
 """Records of each file whose features are its columns."""
 _MAGIC = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png"}
@@ -188,27 +190,6 @@ INDEX = IndexKind("tfrecord", 3, ("<i8", "|u1", "<i8"), scanned)
 # -- compressed files
 
 
-def _pieces(opened: BinaryIO, path: str) -> Iterator[bytes]:
-    """Decompresses a file, at most `_PIECE` bytes at once.
-
-    Raises:
-        FormatError: it is damaged, or cut short.
-    """
-    stream = zlib.decompressobj(_ANY)
-    try:
-        with opened as file:
-            while data := stream.unconsumed_tail or stream.unused_data or file.read(_PIECE):
-                if stream.eof:  # another one follows
-                    stream = zlib.decompressobj(_ANY)
-                yield stream.decompress(data, _PIECE)
-        while not stream.eof and (rest := stream.decompress(b"", _PIECE)):
-            yield rest
-    except zlib.error as error:
-        raise FormatError(f"{redact(path)} can't be decompressed: {error}") from None
-    if not stream.eof:
-        raise FormatError(f"{redact(path)} is cut short: the end of its stream is missing")
-
-
 def _copied(files: Files, path: str, is_packed: bool) -> FileArrays:
     """A decompressed copy of a file, with the edges of its records (see `scanned`) as a short
     array.
@@ -219,22 +200,24 @@ def _copied(files: Files, path: str, is_packed: bool) -> FileArrays:
     """
 
     def write(writer: ArrayWriter) -> None:
-        opened = files.stream(path)
-        pieces = _pieces(opened, path) if is_packed else iter(lambda: opened.read(_PIECE), b"")
         starts = array("q")
         start = 0
         at = 0
         tail = b""
-        for piece in pieces:
-            writer.write(np.frombuffer(piece, np.uint8))
-            begin = at - len(tail)
-            window = tail + piece
-            at += len(piece)
-            while start + _HEAD <= at:
-                starts.append(start)
-                head = window[start - begin : start - begin + _HEAD]
-                start += _length_in(head, path, start)
-            tail = window[-_HEAD:]
+        with files.stream(path) as opened:
+            pieces: Iterator[bytes] = iter(lambda: opened.read(_PIECE), b"")
+            if is_packed:
+                pieces = inflated(opened, path, lambda: isal_zlib.decompressobj(_ANY))
+            for piece in pieces:
+                writer.write(np.frombuffer(piece, np.uint8))
+                begin = at - len(tail)
+                window = tail + piece
+                at += len(piece)
+                while start + _HEAD <= at:
+                    starts.append(start)
+                    head = window[start - begin : start - begin + _HEAD]
+                    start += _length_in(head, path, start)
+                tail = window[-_HEAD:]
         _check_end(path, at, start)
         starts.append(start)
         writer.short([np.array(starts, np.int64)])

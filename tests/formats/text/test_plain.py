@@ -130,7 +130,7 @@ class TestCopies:
     @pytest.fixture(autouse=True)
     def _small_pieces(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(plain, "_PIECE", 7)
-        monkeypatch.setattr(plain, "_ZSTD_PIECE", 7)
+        monkeypatch.setattr(plain, "_INPUT", 7)
 
     @settings(max_examples=60)
     @given(

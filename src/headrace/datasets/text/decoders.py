@@ -30,7 +30,6 @@ from headrace.errors import ConfigError, FormatError, SampleError
 from headrace.formats.text import records
 from headrace.formats.text.plain import undecodable
 from headrace.formats.text.source import LinesSource
-from headrace.formats.tokens import BlocksSource, TokensSource
 from headrace.order.ranks import BatchRequest
 from headrace.tokenizer import CharTokenizer, identity_of, token_arrays, vocabulary_of
 
@@ -160,14 +159,16 @@ class TextOptions:
 class TextDecoder(Decoder):
     """Samples ``{"input_ids": ...}``, with "labels" if there are targets or marks.
 
-    Attributes:
-        name: "file", "line", "record" or "chat": what the documents are.
+    Args:
         source: the stored documents, or their tokens.
+        name: "file", "line", "record" or "chat": what the documents are.
     """
 
     makes_plain_samples = False
-    name: str
-    source: Any
+
+    def __init__(self, source: Any, name: str) -> None:
+        self.source = source
+        self.name = name
 
     @property
     def is_marked(self) -> bool:
@@ -229,9 +230,8 @@ class Texts(TextDecoder):
         name: str,
         value_of: Callable[[Any], Any] | None = None,
     ) -> None:
-        self.source = source
+        super().__init__(source, name)
         self.options = options
-        self.name = name
         self._value_of = value_of
 
     @property
@@ -377,10 +377,10 @@ class Texts(TextDecoder):
         """
         strict = copy.copy(reader)
         strict.on_error = "raise"
-        for _, text, _ in self.read_each(np.array([index]), strict):
-            if isinstance(text, str):
-                return text
-        raise ConfigError(f"text_of: column {self.options.column!r} holds ids, not texts")
+        [(_, text, _)] = self.read_each(np.array([index]), strict)
+        if not isinstance(text, str):
+            raise ConfigError(f"text_of: column {self.options.column!r} holds ids, not texts")
+        return text
 
     def lengths(self, reader: SampleReader) -> IntArray:
         everything = np.arange(len(self.source))
@@ -480,40 +480,30 @@ def check_supervised(ids: npt.NDArray[Any]) -> None:
 
 
 class TokensDecoder(TextDecoder):
-    """Documents of a packed file, or windows over documents, as ids; or blocks over all documents,
-    with the number of each token's document.
+    """Documents of a packed file, or windows over documents, as ids."""
 
-    Args:
-        source: reads the tokens.
-        name: what a document is.
-    """
-
-    def __init__(self, source: TokensSource, name: str) -> None:
-        self.source = source
-        self.name = name
-        self._are_blocks = isinstance(source, BlocksSource)
-        self.stores_values: bool = not self.is_marked or self._are_blocks
+    @property
+    def stores_values(self) -> bool:  # type: ignore[override]
+        return not self.is_marked
 
     def decode(self, record: Any) -> Any:
-        if self.is_marked and not self._are_blocks:
+        if self.is_marked:
             check_supervised(record)
         return record
 
+
+class BlocksDecoder(TextDecoder):
+    """Blocks over all documents, with the number of each token's document."""
+
     def to_input(self, value: Any) -> Any:
-        if not self._are_blocks:
-            return super().to_input(value)
         documents = torch.from_numpy(value["document_ids"].astype(np.int32))
         return {**super().to_input(value["input_ids"]), "document_ids": documents}
 
-    def sample_nbytes(self) -> int | None:
-        if not self._are_blocks:
-            return None
+    def sample_nbytes(self) -> int:
         length: int = self.source.length
         return length * (8 + 8 * self.is_marked + 4)
 
     def own_reader(self, dataset: Any, collating: Collating) -> BatchReader | None:
-        if not self._are_blocks:
-            return super().own_reader(dataset, collating)
         source = self.source
         if not collating.stacks or not dataset.value_source.is_direct:
             return None

@@ -218,7 +218,7 @@ def _numbers_of(texts: Texts, targets: list[Any]) -> tuple[AnyArray | None, list
     """The targets as integers, floats or class numbers, and the class names."""
     field = texts.options.target_field
     read = [index for index, target in enumerate(targets) if target is not _UNREAD]
-    values = [targets[index] for index in read]
+    values: Any = [targets[index] for index in read]
     words = [index for index in read if type(targets[index]) is str]
     if words and all(map(texts.is_cell, words)):
         cells = parsed([targets[index] for index in words])
@@ -231,17 +231,15 @@ def _numbers_of(texts: Texts, targets: list[Any]) -> tuple[AnyArray | None, list
             numbers = iter(cells.values)
             values = [next(numbers) if type(value) is str else value for value in values]
     kinds = set(map(type, values))
+    classes: list[str] = []
     if kinds == {str}:
-        ranks, classes = class_numbers(list(map(composed, values)))
-        found = np.full(len(targets), -1, np.int64)
-        found[read] = ranks
-        return found, classes
-    if not kinds <= {int, float}:
+        values, classes = class_numbers(list(map(composed, values)))
+    elif not kinds <= {int, float}:
         return None, []
-    found = np.full(len(targets), np.nan)
-    if kinds <= {int} and all(value in _INT64 for value in values):
+    if classes or (kinds <= {int} and all(value in _INT64 for value in values)):
         found = np.full(len(targets), -1, np.int64)
     else:
+        found = np.full(len(targets), np.nan)
         for index in read:
             if isinstance(targets[index], (int, str)) and is_rounded(targets[index]):
                 raise ConfigError(
@@ -250,7 +248,7 @@ def _numbers_of(texts: Texts, targets: list[Any]) -> tuple[AnyArray | None, list
                     "floats: use smaller integers, or strings in .jsonl"
                 )
     found[read] = values
-    return found, []
+    return found, classes
 
 
 def class_numbers(names: list[str]) -> tuple[IntArray, list[str]]:

@@ -28,6 +28,7 @@ from headrace.datasets.text.chats import OPTIONS, SYSTEM, TOOLS, Chats
 from headrace.datasets.text.decoders import (
     CHAT,
     OF_DOCUMENTS,
+    BlocksDecoder,
     TextDecoder,
     TextOptions,
     Texts,
@@ -539,7 +540,7 @@ def _open_tokens(
     name: str,
     targets: Any,
     options: TextOptions,
-) -> tuple[TokensDecoder, Any]:
+) -> tuple[TextDecoder, Any]:
     """Documents, windows or blocks of tokens, and their targets: a window has that of its document,
     a block has none.
 
@@ -559,7 +560,7 @@ def _open_tokens(
     length = options.max_length
     if options.packing:
         assert length is not None
-        return TokensDecoder(BlocksSource(tokens, fingerprint, where, length), name), None
+        return BlocksDecoder(BlocksSource(tokens, fingerprint, where, length), name), None
     source = DocumentsSource(tokens, fingerprint, where, length, options.stride)
     if options.stride is not None:
         targets = targets_of_view(targets, source.document_of(np.arange(len(source))))

@@ -10,14 +10,15 @@ import codecs
 import contextlib
 import functools
 import io
+import itertools
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 import numpy as np
 import zstandard
-from isal import igzip, igzip_lib
+from isal import isal_zlib
 
 from headrace.errors import AccessError, ConfigError, FormatError, HeadraceError
 from headrace.io.array_file import ArrayWriter, FileArrays, copy_of
@@ -29,10 +30,10 @@ COMPRESSED = (".gz", ".zst")
 LARGE = 16 << 20
 """Bytes of a text up to which the budget is not asked."""
 _VERSION = 1
-_BROKEN: tuple[Any, ...] = (zlib.error, igzip.BadGzipFile, igzip_lib.IsalError)
+_BROKEN: tuple[Any, ...] = (zlib.error, isal_zlib.error, zstandard.ZstdError)
 _PIECE = 1 << 20
-# of input: what comes out of it, at most some thousand times as much, is in memory at once
-_ZSTD_PIECE = 1 << 13
+# compressed: what comes out of it, at most some thousand times as much, is in memory at once
+_INPUT = 1 << 13
 
 
 def without_compression(name: str) -> str:
@@ -95,8 +96,8 @@ def pieces_of(path: str, opened: BinaryIO) -> Iterator[bytes]:
     """
     with opened as file:
         ending = os.path.splitext(without_query(path))[1].lower()
-        if ending in _READERS:
-            yield from _READERS[ending](file, path)
+        if ending in _STARTS:
+            yield from inflated(file, path, _STARTS[ending])
         else:
             yield from iter(functools.partial(file.read, _PIECE), b"")
 
@@ -140,46 +141,44 @@ def check_room(nbytes: int, budget: MemoryBudget | None) -> None:
         )
 
 
-def _from_gzip(file: BinaryIO, path: Any) -> Iterator[bytes]:
-    is_there = False
-    try:
-        with igzip.open(file, "rb") as opened:
-            while piece := opened.read(_PIECE):
-                is_there = True
-                yield piece
-            is_there = is_there or file.tell() > 0
-    except EOFError:
-        raise FormatError(
-            f"{redact(path)} is cut short: the end of its gzip stream is missing"
-        ) from None
-    except _BROKEN as error:
-        raise FormatError(f"{redact(path)} is not a valid gzip file: {error}") from None
-    if not is_there:
-        raise FormatError(
-            f"{redact(path)} is cut short: it has no bytes, but even an empty gzip file has some"
-        )
+def inflated(file: BinaryIO, path: Any, start: Callable[[], Any]) -> Iterator[bytes]:
+    """The content of compressed streams, one behind the other in a file.
 
+    Args:
+        file: the file, which is read to its end.
+        path: its path or URL, for messages.
+        start: starts to decompress a stream: `zlib.decompressobj` and the like.
 
-def _from_zstd(file: BinaryIO, path: Any) -> Iterator[bytes]:
-    frames = 0
-    frame = None
+    Raises:
+        FormatError: they are damaged, or cut short.
+        OSError: they can't be read.
+    """
+    count = 0
+    stream = None
     try:
-        while piece := file.read(_ZSTD_PIECE):
+        while piece := file.read(_INPUT):
             while piece:
-                frame = frame or zstandard.ZstdDecompressor().decompressobj()
-                yield frame.decompress(piece)
+                if stream is None:
+                    piece = piece.lstrip(b"\0")  # padding
+                    if not piece:
+                        break
+                    stream = start()
+                    count += 1
+                yield stream.decompress(piece)
                 piece = b""
-                if frame.eof:
-                    piece = frame.unused_data
-                    frame = None
-                    frames += 1
-    except zstandard.ZstdError as error:
-        raise FormatError(f"{redact(path)} is not a valid zstd file: {error}") from None
-    if frame is not None or not frames:
-        raise FormatError(f"{redact(path)} is cut short: the end of its zstd frame is missing")
+                if stream.eof:
+                    piece = stream.unused_data
+                    stream = None
+    except _BROKEN as error:
+        raise FormatError(f"{redact(path)} can't be decompressed: {error}") from None
+    if stream is not None or not count:
+        raise FormatError(f"{redact(path)} is cut short: the end of its stream is missing")
 
 
-_READERS = {".gz": _from_gzip, ".zst": _from_zstd}
+_STARTS: dict[str, Callable[[], Any]] = {
+    ".gz": lambda: isal_zlib.decompressobj(zlib.MAX_WBITS + 16),
+    ".zst": lambda: zstandard.ZstdDecompressor().decompressobj(),
+}
 
 
 def plain_copy(files: Files, path: str, encoding: str, errors: str, cache_dir: str) -> FileArrays:
@@ -202,21 +201,17 @@ def plain_copy(files: Files, path: str, encoding: str, errors: str, cache_dir: s
 
 def _plain_pieces(files: Files, path: str, encoding: str, errors: str) -> Iterator[bytes]:
     """The bytes of the copy. An error of the system while they are read is the file's."""
-    decoder: Any = None  # of what shows lines each line is decoded later
-    if not shows_lines(encoding):
-        decoder = codecs.getincrementaldecoder(encoding)(errors)
     fed = 0
     piece = b""
     try:
-        for piece in pieces_of(path, files.stream(path)):
-            if decoder is None:
-                yield piece
-                continue
-            yield decoder.decode(piece).encode("utf-8", "surrogatepass")
+        pieces = filter(None, pieces_of(path, files.stream(path)))
+        if shows_lines(encoding):  # each line is decoded later
+            yield from pieces
+            return
+        decoder = codecs.getincrementaldecoder(encoding)(errors)
+        for piece in itertools.chain(pieces, [b""]):
+            yield decoder.decode(piece, not piece).encode("utf-8", "surrogatepass")
             fed += len(piece)
-        piece = b""
-        if decoder is not None:
-            yield decoder.decode(b"", True).encode("utf-8", "surrogatepass")
     except UnicodeError as error:
         where = f"a byte after offset {fed:,} is"  # of a decoder that does not say where
         reason = str(error)
