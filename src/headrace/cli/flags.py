@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"(?P<module>[\w./\\~-]+?):(?P<name>[A-Za-z_][\w.]*)")
 
 
-PATH = {"metavar": "PATH", "help": "a file, a folder, a glob or a URL"}
+PATH = ({"metavar": "PATH"}, "a file, a folder, a glob or a URL")
 
 
 class Verb(NamedTuple):
@@ -31,20 +31,16 @@ class Verb(NamedTuple):
 
     Attributes:
         run: runs it, and gives the exit code; its docstring is the help.
-        arguments: what else argparse gets of arguments, by their names or flags.
         options: see `add_options`.
         opens_data: True if it has the options that `data_options` reads.
     """
 
     run: Callable[[argparse.Namespace, Output], int]
-    arguments: dict[str, dict[str, Any]] = {}  # noqa: RUF012
     options: dict[str, tuple[Any, str]] = {}  # noqa: RUF012
     opens_data: bool = False
 
     def add_to(self, parser: argparse.ArgumentParser) -> None:
-        """Adds arguments and options to a parser."""
-        for names, how in self.arguments.items():
-            parser.add_argument(*names.split(), **how)
+        """Adds the options to a parser."""
         add_options(parser, self.options)
         parser.set_defaults(program=parser.prog)
         if self.opens_data:
@@ -88,9 +84,13 @@ def add_options(
     """Adds options, each given by its name, kind and help.
 
     A kind is a number (the default of a count, or of seconds), a tuple of choices, `bool` (a
-    switch), `list` (it may be given several times), or what reads a text.
+    switch), `list` (it may be given several times), or what reads a text. A dict has keywords of
+    `add_argument`; the name is then what argparse calls it, with hyphens or without.
     """
     for name, (kind, about) in options.items():
+        if isinstance(kind, dict):
+            parser.add_argument(*name.split(), help=about, **kind)
+            continue
         how: dict[str, Any] = {"type": kind, "metavar": name.rpartition("_")[2].upper()}
         if kind is bool:
             how = {"action": "store_true"}

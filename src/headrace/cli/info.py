@@ -67,7 +67,7 @@ def info_verb(given: argparse.Namespace, output: Output) -> int:
     path = redact(given.path)
     value = {"headrace": headrace.__version__, "path": path, **fields_of(found)}
     value["arrays"] = arrays
-    output.show(value, _Page(output).lines(path, found, arrays))
+    output.show(value, _lines(path, found, arrays, output))
     return int(not found.samples)
 
 
@@ -146,92 +146,96 @@ def sniffed(path: str) -> str | None:
     return None
 
 
-class _Page:
+def _lines(
+    path: str, found: Description, arrays: Sequence[Column], output: Output
+) -> Iterator[str]:
     """What is printed for people."""
+    from headrace.memory.budget import format_size
 
-    def __init__(self, output: Output) -> None:
-        from headrace.memory.budget import format_size
+    size = ""
+    if found.stored:
+        size = f", {format_size(found.stored)}"
+    if found.files > 1:
+        size = f"{size} in {found.files:,} files"
+    yield f"{output.paint(visible(path), 'bold')}: {found.samples:,} samples{size}"
+    facts = {"opens as": found.opens_as, **found.facts}
+    if found.held is not None:
+        facts["in memory"] = format_size(found.held)
+    facts["fingerprint"] = found.fingerprint
+    for name, text in facts.items():
+        yield from _wrapped(name, text, output)
+    if arrays:
+        yield from _table(arrays, output)
+    if found.classes:
+        yield from _bars(found.classes, output)
+    if found.columns:
+        yield from ["", output.paint("a random sample", "bold")]
+    for column in found.columns:
+        yield from _wrapped(column.name, _cost(column), output)
 
-        self._output = output
-        self._size = format_size
 
-    def lines(self, path: str, found: Description, arrays: Sequence[Column]) -> Iterator[str]:
-        paint = self._output.paint
-        size = ""
-        if found.stored:
-            size = f", {self._size(found.stored)}"
-        if found.files > 1:
-            size = f"{size} in {found.files:,} files"
-        yield f"{paint(visible(path), 'bold')}: {found.samples:,} samples{size}"
-        yield from self._wrapped("opens as", found.opens_as)
-        for name, text in found.facts.items():
-            yield from self._wrapped(name, text)
-        if found.held is not None:
-            yield from self._wrapped("in memory", self._size(found.held))
-        yield from self._wrapped("fingerprint", found.fingerprint)
-        if arrays:
-            yield from self._table(arrays)
-        if found.classes:
-            yield from self._bars(found.classes)
-        if found.columns:
-            yield from ["", paint("a random sample", "bold")]
-        for column in found.columns:
-            yield from self._wrapped(column.name, self._cost(column))
+def _wrapped(name: str, text: str, output: Output) -> Iterator[str]:
+    """A name and its text, on as many lines as the terminal needs."""
+    room = max(20, (output.width or 10**6) - 14)
+    lines = textwrap.wrap(visible(text), room, break_long_words=False, break_on_hyphens=False)
+    head = output.paint(f"{shortened(visible(name), 11):<11}", "dim")
+    for line in lines:
+        yield f"  {head} {line}"
+        head = " " * 11
 
-    def _wrapped(self, name: str, text: str) -> Iterator[str]:
-        """A name and what there is to say of it, on as many lines as the terminal needs."""
-        room = max(20, (self._output.width or 10**6) - 14)
-        lines = textwrap.wrap(visible(text), room, break_long_words=False, break_on_hyphens=False)
-        head = self._output.paint(f"{shortened(visible(name), 11):<11}", "dim")
-        for line in lines:
-            yield f"  {head} {line}"
-            head = " " * 11
 
-    def _table(self, arrays: Sequence[Column]) -> Iterator[str]:
-        """The arrays of a file, with the bytes that are stored of each."""
-        yield from ["", self._output.paint("arrays", "bold")]
-        rows = []
-        for array in arrays[:_ARRAYS]:
-            row = [array.name or "/", array.sample, "", array.read_by]
-            if array.stored:
-                row[2] = self._size(array.stored)
-            if array.chunk:
-                row[3] = f"{array.read_by}, chunks {list(array.chunk)}"
-            rows.append(list(map(visible, row)))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for name, sample, stored, way in rows:
-            text = f"  {name:<{widths[0]}}  {sample:<{widths[1]}}  {stored:>{widths[2]}}  {way}"
-            yield text.rstrip()
-        if len(arrays) > len(rows):
-            yield f"  ... and {len(arrays) - len(rows):,} more: --json shows them"
+def _table(arrays: Sequence[Column], output: Output) -> Iterator[str]:
+    """The arrays of a file, with the bytes that are stored of each."""
+    from headrace.memory.budget import format_size
 
-    def _bars(self, classes: dict[str, int]) -> Iterator[str]:
-        """The classes, those with most samples first."""
-        yield from ["", self._output.paint(f"{len(classes):,} classes", "bold")]
-        shown = sorted(classes.items(), key=lambda item: (-item[1], item[0]))[:_CLASSES]
-        room = min(max(len(visible(name)) for name, _ in shown), 24)
-        for name, count in shown:
-            bar = self._output.paint("█" * round(_BAR * count / max(1, shown[0][1])), "cyan")
-            yield f"  {shortened(visible(name), room):<{room}} {count:>9,} {bar}".rstrip()
-        if len(classes) > len(shown):
-            yield f"  ... and {len(classes) - len(shown):,} more: --json shows them"
+    yield from ["", output.paint("arrays", "bold")]
+    rows = []
+    for array in arrays[:_ARRAYS]:
+        row = [array.name or "/", array.sample, "", array.read_by]
+        if array.stored:
+            row[2] = format_size(array.stored)
+        if array.chunk:
+            row[3] = f"{array.read_by}, chunks {list(array.chunk)}"
+        rows.append(list(map(visible, row)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for name, sample, stored, way in rows:
+        text = f"  {name:<{widths[0]}}  {sample:<{widths[1]}}  {stored:>{widths[2]}}  {way}"
+        yield text.rstrip()
+    if len(arrays) > len(rows):
+        yield f"  ... and {len(arrays) - len(rows):,} more: --json shows them"
 
-    def _cost(self, column: Column) -> str:
-        sample = [column.sample]
-        if column.nbytes:
-            sample.append(self._size(column.nbytes))
-        costs = [column.read_by]
-        if column.decoded:
-            decoded = f"decodes {self._size(column.decoded)}"
-            if column.chunk:
-                count = f"{column.chunks:,.1f}".removesuffix(".0")
-                decoded = f"{decoded} ({count} x chunk {list(column.chunk)})"
-            if column.decoded >= 2 * column.nbytes > 0:
-                decoded = f"{decoded}, {column.decoded / column.nbytes:,.0f} times its bytes"
-            costs.append(decoded)
-        if column.read:
-            costs.append(f"reads about {self._size(column.read)}")
-        return ": ".join(filter(None, [", ".join(filter(None, sample)), "; ".join(costs)]))
+
+def _bars(classes: dict[str, int], output: Output) -> Iterator[str]:
+    """The classes, those with most samples first."""
+    yield from ["", output.paint(f"{len(classes):,} classes", "bold")]
+    shown = sorted(classes.items(), key=lambda item: (-item[1], item[0]))[:_CLASSES]
+    room = min(max(len(visible(name)) for name, _ in shown), 24)
+    for name, count in shown:
+        bar = output.paint("█" * round(_BAR * count / max(1, shown[0][1])), "cyan")
+        yield f"  {shortened(visible(name), room):<{room}} {count:>9,} {bar}".rstrip()
+    if len(classes) > len(shown):
+        yield f"  ... and {len(classes) - len(shown):,} more: --json shows them"
+
+
+def _cost(column: Column) -> str:
+    """The size of a column of a sample, and what reading it costs."""
+    from headrace.memory.budget import format_size
+
+    sample = [column.sample]
+    if column.nbytes:
+        sample.append(format_size(column.nbytes))
+    costs = [column.read_by]
+    if column.decoded:
+        decoded = f"decodes {format_size(column.decoded)}"
+        if column.chunk:
+            count = f"{column.chunks:,.1f}".removesuffix(".0")
+            decoded = f"{decoded} ({count} x chunk {list(column.chunk)})"
+        if column.decoded >= 2 * column.nbytes > 0:
+            decoded = f"{decoded}, {column.decoded / column.nbytes:,.0f} times its bytes"
+        costs.append(decoded)
+    if column.read:
+        costs.append(f"reads about {format_size(column.read)}")
+    return ": ".join(filter(None, [", ".join(filter(None, sample)), "; ".join(costs)]))
 
 
 VERBS = {"info": Verb(info_verb, {"path": PATH}, opens_data=True)}

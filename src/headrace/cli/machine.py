@@ -197,11 +197,11 @@ def _text(value: Any) -> str:
 VERBS = {
     "cache": Verb(
         cache_verb,
-        options={
+        {
             "dir": (str, "cache folder, the cache_dir of a dataset (default: the user's)"),
             "prune": (bool, "remove entries unused for long, and leftovers of killed processes"),
             "older": (_age, "with --prune: age to remove, such as 12h or 30d (default: 30d)"),
         },
     ),
-    "env": Verb(env_verb, options={"no_gpu": (bool, "don't look for GPUs, which imports torch")}),
+    "env": Verb(env_verb, {"no_gpu": (bool, "don't look for GPUs, which imports torch")}),
 }

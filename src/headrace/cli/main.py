@@ -33,6 +33,10 @@ from headrace.errors import (
 from headrace.io.paths import is_url, redact
 
 VERBS = {**info.VERBS, **measure.VERBS, **packs.VERBS, **machine.VERBS}
+_OF_ALL = {
+    "-q --quiet": ({"action": "store_true"}, "only errors and warnings"),
+    "json": (bool, 'print one JSON document; errors as {"error": ...}'),
+}
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -101,8 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             name, help=summary.rstrip("."), description=description, epilog=colon + examples
         )
         verb.add_to(of_verb)
-        of_verb.add_argument("-q", "--quiet", action="store_true", help="only errors and warnings")
-        add_options(of_verb, {"json": (bool, 'print one JSON document; errors as {"error": ...}')})
+        add_options(of_verb, _OF_ALL)
     if "_ARGCOMPLETE" in os.environ:  # the shell asks what may follow
         import argcomplete
 

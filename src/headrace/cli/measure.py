@@ -190,12 +190,7 @@ VERBS = {
         preview_verb,
         {
             "path": PATH,
-            "-o --output": {
-                "metavar": "PNG",
-                "help": "picture to write (default: print texts)",
-            },
-        },
-        {
+            "-o --output": ({"metavar": "PNG"}, "picture to write (default: print texts)"),
             "count": (24, "samples in the batch"),
             "seed": (int, "seed of the order and of random transforms (default: 42)"),
             "epoch": (int, "epoch whose first batch is shown (default: 0)"),
@@ -209,14 +204,10 @@ VERBS = {
         bench_verb,
         {
             "path": PATH,
-            "--mode": {
-                "action": "append",
-                "choices": MODES,
-                "dest": "modes",
-                "help": "loading mode to measure; repeat for several (default: all)",
-            },
-        },
-        {
+            "--mode": (
+                {"action": "append", "choices": MODES, "dest": "modes"},
+                "loading mode to measure; repeat for several (default: all)",
+            ),
             "batch_size": (64, "samples per batch"),
             "workers": (int, "worker processes (default: what a loader would choose)"),
             "seconds": (60.0, "time for all modes together, about"),
@@ -227,12 +218,10 @@ VERBS = {
     "profile": Verb(
         profile_verb,
         {
-            "target": {
-                "metavar": "TARGET",
-                "help": "a path, or MODULE:NAME of a loader, dataset, or function that returns one",
-            }
-        },
-        {
+            "target": (
+                {"metavar": "TARGET"},
+                "a path, or MODULE:NAME of a loader, dataset, or function that returns one",
+            ),
             "step": (str, "training step, as MODULE:NAME of a function of a batch"),
             "batch_size": (64, "samples per batch, of a path or a dataset"),
             "seconds": (60.0, "time for the whole profile, about"),

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli.flags import Verb, count, data_options, open_data
+from headrace.cli.flags import PATH, Verb, count, data_options, open_data
 from headrace.cli.output import Output, exit_code_of, visible
 from headrace.errors import ConfigError, HeadraceError, one_line
 
@@ -86,6 +86,12 @@ def pack_verb(given: argparse.Namespace, output: Output) -> int:
         options["progress"] = False
     if given.dask is not None and given.shard_size is None:
         raise ConfigError("--dask needs --shard-size, such as 1GB")
+    pixels = {"image_size": given.size, "color": given.color}
+    pixels = {name: value for name, value in pixels.items() if value is not None}
+    if given.store != "decoded" and pixels:
+        raise ConfigError(
+            "--size and --color need --store decoded: encoded images stay as they are"
+        )
     try:
         # says at once what makes no sense or can't be written, before SRC is searched through
         PackOptions(**options)
@@ -94,7 +100,7 @@ def pack_verb(given: argparse.Namespace, output: Output) -> int:
         start = time.perf_counter()
         are_texts = given.end_token is not None
         with (
-            open_data(given.src, _data_options(given), open_source, are_texts) as dataset,
+            open_data(given.src, data_options(given) | pixels, open_source, are_texts) as dataset,
             _executor(given.dask) as executor,
         ):
             packed = pack(dataset, given.dst, dry_run=given.dry_run, executor=executor, **options)
@@ -145,21 +151,6 @@ def _size(text: str) -> tuple[int, int]:
     if len(parts) > 2 or not all(p.isascii() and p.isdigit() and int(p) > 0 for p in parts):
         raise argparse.ArgumentTypeError(f"{text!r} is no size: write 224, or HxW such as 192x256")
     return int(parts[0]), int(parts[-1])
-
-
-def _data_options(given: argparse.Namespace) -> dict[str, Any]:
-    """What `open_source` gets, beside the path.
-
-    Raises:
-        ConfigError: an option that would have no effect.
-    """
-    pixels = {"image_size": given.size, "color": given.color}
-    pixels = {name: value for name, value in pixels.items() if value is not None}
-    if given.store != "decoded" and pixels:
-        raise ConfigError(
-            "--size and --color need --store decoded: encoded images stay as they are"
-        )
-    return {**data_options(given), **pixels}
 
 
 def _show_packed(path: Any, seconds: float, output: Output) -> None:
@@ -287,20 +278,19 @@ def index_verb(given: argparse.Namespace, output: Output) -> int:
     return 0
 
 
+_FOLDER = ({"metavar": "FOLDER"}, "DST of `headrace pack --shard-size`")
 VERBS = {
     "pack": Verb(
         pack_verb,
         {
-            "src": {
-                "metavar": "SRC",
-                "help": "folder of images (in class folders) or texts, glob, URL, or HDF5 file",
-            },
-            "dst": {
-                "metavar": "DST",
-                "help": "HDF5 file to write, or with --shard-size a folder; its parent must exist",
-            },
-        },
-        {
+            "src": (
+                {"metavar": "SRC"},
+                "folder of images (in class folders) or texts, glob, URL, or HDF5 file",
+            ),
+            "dst": (
+                {"metavar": "DST"},
+                "HDF5 file to write, or with --shard-size a folder; its parent must exist",
+            ),
             **_OPTIONS,
             "size": (_size, "with --store decoded: 224, or HxW such as 192x256 (default: 224)"),
             "color": (("RGB", "L"), "with --store decoded: RGB, or L for grey (default: RGB)"),
@@ -312,22 +302,13 @@ VERBS = {
     ),
     "verify": Verb(
         verify_verb,
-        {"paths": {"nargs": "+", "metavar": "FILE", "help": "a packed file, or a folder of parts"}},
         {
+            "paths": ({"nargs": "+", "metavar": "FILE"}, "a packed file, or a folder of parts"),
             "workers": (count, "threads that read (default: one per core)"),
             "no_progress": (bool, "hide the progress bar (shown only on a terminal)"),
         },
     ),
-    "status": Verb(
-        status_verb,
-        {"path": {"metavar": "FOLDER", "help": "DST of `headrace pack --shard-size`"}},
-    ),
-    "join": Verb(
-        join_verb,
-        {"path": {"metavar": "FOLDER", "help": "DST of `headrace pack --shard-size`"}},
-    ),
-    "index": Verb(
-        index_verb,
-        {"paths": {"nargs": "+", "metavar": "PATH", "help": "a file, a folder, a glob or a URL"}},
-    ),
+    "status": Verb(status_verb, {"path": _FOLDER}),
+    "join": Verb(join_verb, {"path": _FOLDER}),
+    "index": Verb(index_verb, {"paths": ({"nargs": "+", **PATH[0]}, PATH[1])}),
 }

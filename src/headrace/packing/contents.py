@@ -15,7 +15,7 @@ import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -52,16 +52,6 @@ from headrace.packing.plan import (
 
 T = TypeVar("T")
 _UNKNOWN_SAMPLES = 16  # a task decodes so many, whose sizes are not known, or fewer large ones
-
-
-class Value(NamedTuple):
-    """The array that is stored for a sample, its target, and "bytes" or "str" if the sample is one
-    of these.
-    """
-
-    row: AnyArray
-    target: AnyArray | None
-    values: str | None
 
 
 class Contents:
@@ -313,13 +303,13 @@ class Contents:
         values = self.readable(
             lambda group: self.each(group, self._value), groups(), "reading samples", left_out
         )
-        for number, sample in values:
-            samples.add(f"sample {number}", sample.row, sample.values)
+        for number, (row, target, kind) in values:
+            samples.add(f"sample {number}", row, kind)
             if spool is not None:
-                spool.append(packed.bytes_of(sample.row))
-            if sample.target is None:
+                spool.append(packed.bytes_of(row))
+            if target is None:
                 continue
-            nbytes = sample.target.nbytes * len(self.dataset)
+            nbytes = target.nbytes * len(self.dataset)
             if not targets.lengths and not budget.fits(nbytes):
                 raise BudgetError(
                     f"the targets of {len(self.dataset):,} samples take {format_size(nbytes)}, "
@@ -327,8 +317,8 @@ class Contents:
                     "ones a field of the samples, in decode or __getitem__, or raise "
                     "max_memory_usage"
                 )
-            targets.add(f"the target of sample {number}", sample.target)
-            target_bytes.extend(sample.target.tobytes())
+            targets.add(f"the target of sample {number}", target)
+            target_bytes.extend(target.tobytes())
         plan = self.without(left_out)._values_plan(samples, targets, target_bytes)
         plan = replace(plan, left_out=left_out)
         return plan if spool is None else replace(plan, prepare=spool.read)
@@ -438,8 +428,12 @@ class Contents:
             samples.append(made)
         return samples
 
-    def _value(self, position: int, index: int, record: Any) -> Value | SampleError:
-        """Decodes a sample by the dataset's own steps, without transforms."""
+    def _value(
+        self, position: int, index: int, record: Any
+    ) -> tuple[AnyArray, AnyArray | None, str | None] | SampleError:
+        """Decodes a sample by the dataset's own steps, without transforms. Returns the array that
+        is stored, its target, and "bytes" or "str" if the sample is one of these.
+        """
         dataset = self.dataset
         value = dataset.sample_reader.decoded(index, record, dataset.sample_decoder)
         if isinstance(value, SampleError):
@@ -463,8 +457,8 @@ class Contents:
         row = np.frombuffer(value, np.uint8) if kind else as_row(what, value)
         is_alone = target is None or target is ALONE
         if is_alone or not dataset.sample_decoder.splits_targets:
-            return Value(row, None, kind)
-        return Value(row, as_row(f"the target of {what}", target), kind)
+            return row, None, kind
+        return row, as_row(f"the target of {what}", target), kind
 
     def readable(
         self,

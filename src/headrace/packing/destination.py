@@ -34,7 +34,7 @@ from headrace.errors import (
 )
 from headrace.formats.hdf5.files import locked_by_caller
 from headrace.formats.resolve.file_set import FileSet
-from headrace.formats.resolve.manifests import MANIFEST, PLAN
+from headrace.formats.resolve.manifests import MANIFEST, OF_PART, PLAN
 from headrace.formats.resolve.resolver import expand_braces
 from headrace.formats.source import Source
 from headrace.io.atomic import TEMPORARY, user_id
@@ -574,8 +574,8 @@ def refuse_own_source(dataset: Any, dst: str | os.PathLike[Any]) -> None:
     Raises:
         ConfigError: `dst` is one of them, by whatever name, or lies in one of the folders.
     """
-    target = local_path(dst) or os.fspath(dst)
-    is_new = isinstance(target, Path) and not target.exists()
+    target = _real(dst)
+    is_new = not is_url(target) and not os.path.exists(target)
     for source, is_data in _sources_of(dataset):
         if is_new and not is_data:  # only a folder of data can be touched
             continue
@@ -587,32 +587,27 @@ def refuse_own_source(dataset: Any, dst: str | os.PathLike[Any]) -> None:
             )
 
 
-def _is_own(source: str, is_folder: bool, target: Path | str) -> bool:
+def _real(path: str | os.PathLike[Any]) -> str:
+    """A path without links, or a URL."""
+    local = local_path(path)
+    return os.fspath(path).rstrip("/") if local is None else os.path.realpath(local)
+
+
+def _is_own(source: str, is_data: bool, target: str) -> bool:
     """True if a pack to `target` would replace `source`, or lie inside it if that is a folder of
     data.
     """
     path = local_path(source)
-    if isinstance(target, Path):
-        if path is None or not os.path.exists(path):  # it may be any text
+    if path is not None:
+        if not os.path.exists(path):  # it may be any text
             return False
-        if target.exists() and path.samefile(target):
+        if os.path.exists(target) and path.samefile(target):
             return True
-        is_folder = is_folder and path.is_dir()
-        source = os.path.realpath(path)
-        target = os.path.realpath(target)
-    elif path is not None:
-        return False
-    source = source.rstrip("/")
-    target = target.rstrip("/")
-    if is_folder and f"{target}/".startswith(f"{source}/"):
+    real = _real(source)
+    folder, name = os.path.split(real)
+    if folder == target and (name in (PLAN, MANIFEST) or OF_PART.fullmatch(name)):
         return True
-    name = source.removeprefix(f"{target}/").partition("/")[0]
-    return source.startswith(f"{target}/") and (name in (PLAN, MANIFEST) or is_of_part(name))
-
-
-def is_of_part(name: str) -> bool:
-    """True for the names of parts and their sidecars."""
-    return name.startswith("part-") and "-of-" in name and name.endswith((".h5", ".json"))
+    return is_data and f"{target}/".startswith(f"{real}/")
 
 
 def _sources_of(dataset: Any) -> Iterator[tuple[str, bool]]:

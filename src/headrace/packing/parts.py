@@ -27,10 +27,10 @@ from headrace.formats.arrays.packed import FILE_CRC, NAME_OFFSETS, NAMES, OFFSET
 from headrace.formats.hdf5.files import packed_info, reading
 from headrace.formats.hdf5.rows import HDF5Source
 from headrace.formats.resolve import manifests
-from headrace.formats.resolve.manifests import MANIFEST, PLAN, checked_text
+from headrace.formats.resolve.manifests import MANIFEST, OF_PART, PLAN, checked_text
 from headrace.io.checksums import NOTHING, FileSums, SumsAhead, replaced, sum_file
 from headrace.io.paths import check_regular, is_url, redact
-from headrace.packing.destination import Destination, destination_of, is_of_part
+from headrace.packing.destination import Destination, destination_of
 from headrace.packing.plan import PackOptions, PackPlan, groups_of, stream
 
 _LISTED = 1000  # samples that were left out
@@ -328,7 +328,7 @@ def remove_other(folder: Destination, plan: PackPlan) -> None:
     parts = range(plan.parts)
     ours = {*map(plan.sidecar_name, parts), *map(plan.name, parts)}
     for name in folder.sizes():
-        if is_of_part(name) and name not in ours:
+        if OF_PART.fullmatch(name) and name not in ours:
             folder.remove(name)
 
 
@@ -336,7 +336,7 @@ def refuse_foreign(folder: Destination) -> None:
     """Raises a TargetExistsError if a pack into a folder that has no plan would replace or remove
     files.
     """
-    replaced = [name for name in folder.sizes() if name == MANIFEST or is_of_part(name)]
+    replaced = [name for name in folder.sizes() if name == MANIFEST or OF_PART.fullmatch(name)]
     if replaced:
         raise TargetExistsError(
             f"{folder.shown_name(replaced[0])} is not of a pack with a {PLAN}, and would be "
@@ -416,12 +416,10 @@ def verify(
 
 
 def _verify_file(path: str, workers: int, progress: bool | None) -> VerifyResult:
-    offset = seal_of(path)
+    offset, seal = seal_of(path)
     info = packed_info(path)
     if info is None:
         raise _not_packed(path)
-    with open(path, "rb") as file:
-        seal = os.pread(file.fileno(), 4, offset)
     sums = _sum(path, workers, progress)
     bad = list[Damage]()
     if replaced(sums, offset, seal, bytes(4)) != int.from_bytes(seal, "little"):
@@ -503,8 +501,8 @@ def _decoded(source: HDF5Source, workers: int, progress: bool | None) -> list[Da
     return bad
 
 
-def seal_of(path: str) -> int:
-    """The offset of the checksum of the whole file.
+def seal_of(path: str) -> tuple[int, bytes]:
+    """The offset of the checksum of the whole file, and its bytes.
 
     Raises:
         FormatError: there is none, or it is damaged.
@@ -516,7 +514,7 @@ def seal_of(path: str) -> int:
         offset = dataset.id.get_offset()
         if dataset.shape != (1,) or dataset.dtype != np.uint32 or offset is None:
             raise FormatError(f"{redact(path)}: {FILE_CRC!r} is damaged: pack it again")
-        return int(offset)
+        return int(offset), dataset[:].tobytes()
 
 
 def _verify_parts(folder: Destination, workers: int, progress: bool | None) -> VerifyResult:

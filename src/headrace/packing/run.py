@@ -161,21 +161,15 @@ def pack(
     check_names("pack", options, {*PackOptions.__annotations__, "dataset", "dst", "dry_run"})
     how = PackOptions(**options)
     with contextlib.ExitStack() as opened:
-        if not isinstance(dataset, BaseDataset):
-            dataset = opened.enter_context(_opened(dataset))
-        if dry_run:
-            return _dry_run(dataset, dst, how)
+        source: Any = dataset
+        is_path = isinstance(source, (str, bytes, os.PathLike, list, tuple))
+        if is_path or not hasattr(source, "__getitem__"):
+            source = opened.enter_context(open_source(source))
+        elif not isinstance(source, BaseDataset):
+            source = opened.enter_context(MemoryEfficientDataset(source, loading_mode="lazy"))
         if how.shard_size is None:
-            return _pack_file(dataset, dst, how)
-        return _pack_parts(dataset, destination_of(dst, how.storage_options), how)
-
-
-def _opened(dataset: Any) -> BaseDataset:
-    """A path or a map-style dataset as one of headrace's."""
-    is_path = isinstance(dataset, (str, bytes, os.PathLike, list, tuple))
-    if is_path or not hasattr(dataset, "__getitem__"):
-        return open_source(dataset)
-    return MemoryEfficientDataset(dataset, loading_mode="lazy")
+            return _pack_file(source, dst, how, dry_run)
+        return _pack_parts(source, destination_of(dst, how.storage_options), how, dry_run)
 
 
 def _contents_of(dataset: BaseDataset, options: PackOptions) -> Contents:
@@ -195,11 +189,16 @@ def _contents_of(dataset: BaseDataset, options: PackOptions) -> Contents:
 # -- one file
 
 
-def _pack_file(dataset: BaseDataset, dst: str | os.PathLike[Any], options: PackOptions) -> Path:
+def _pack_file(
+    dataset: BaseDataset, dst: str | os.PathLike[Any], options: PackOptions, dry_run: bool
+) -> Path | PackPlan:
     part = PartFile(dst, options.overwrite)
     refuse_own_source(dataset, part.target)
+    contents = _contents_of(dataset, options)
+    if dry_run:
+        return contents.plan_parts()
     with part:
-        info, left_out = _write(part, _contents_of(dataset, options))
+        info, left_out = _write(part, contents)
         _read_back(part, options.threads, options.progress)
         part.commit()
     if left_out:
@@ -269,7 +268,7 @@ def _read_back(part: PartFile, workers: int, progress: bool | None) -> tuple[int
     part.reread()
     with part.explained(), locked_by_caller(part.path):
         bad, sums = parts.verify_samples(part.path, workers, progress, part.ahead)
-        offset = parts.seal_of(part.path)
+        offset, _ = parts.seal_of(part.path)
     if bad:
         raise WriteError(
             f"{redact(part.target)}: {len(bad):,} samples read back are not what was written, the "
@@ -278,38 +277,6 @@ def _read_back(part: PartFile, workers: int, progress: bool | None) -> tuple[int
     seal = sums.crc.to_bytes(4, "little")
     part.write(seal, offset)
     return sums.size, replaced(sums, offset, bytes(4), seal)
-
-
-# -- the plan of several parts
-
-
-def _plan_parts(contents: Contents, folder: Destination) -> tuple[PackPlan, PackPlan | None]:
-    """Plans the parts, and writes nothing. Returns also the plan in the folder.
-
-    Raises:
-        ConfigError: the dataset can't be packed into parts.
-        TargetExistsError: there are files that no pack has written.
-    """
-    frozen = parts.read_plan(folder)
-    if frozen is None and not contents.options.overwrite:
-        parts.refuse_foreign(folder)
-    if frozen is not None and contents.is_plan(frozen):
-        return frozen, frozen
-    return contents.plan_parts(), frozen
-
-
-def _dry_run(dataset: BaseDataset, dst: str | os.PathLike[Any], options: PackOptions) -> PackPlan:
-    """Plans a pack, and raises the errors that `pack` would raise before it writes."""
-    if options.shard_size is None:
-        refuse_own_source(dataset, PartFile(dst, options.overwrite).target)
-        return _contents_of(dataset, options).plan_parts()
-    folder = destination_of(dst, options.storage_options)
-    refuse_own_source(dataset, folder.path)
-    folder.prepare(is_dry_run=True)
-    plan, frozen = _plan_parts(_contents_of(dataset, options), folder)
-    if frozen is not None and not options.overwrite:
-        parts.check_same(folder, frozen, plan)
-    return plan
 
 
 # -- a part
@@ -367,12 +334,35 @@ class PackJob:
 # -- all parts
 
 
-def _pack_parts(dataset: BaseDataset, folder: Destination, options: PackOptions) -> Path | str:
+def _plan_parts(contents: Contents, folder: Destination) -> PackPlan:
+    """Plans the parts, and writes nothing.
+
+    Raises:
+        ConfigError: the dataset can't be packed into parts.
+        TargetExistsError: there are files that no pack has written, or another plan.
+    """
+    frozen = parts.read_plan(folder)
+    overwrite = contents.options.overwrite
+    if frozen is None and not overwrite:
+        parts.refuse_foreign(folder)
+    if frozen is not None and contents.is_plan(frozen):
+        return frozen
+    plan = contents.plan_parts()
+    if frozen is not None and not overwrite:
+        parts.check_same(folder, frozen, plan)
+    return plan
+
+
+def _pack_parts(
+    dataset: BaseDataset, folder: Destination, options: PackOptions, dry_run: bool
+) -> Path | str | PackPlan:
     """Packs the unfinished parts of a share, and joins the pack if all are finished."""
     refuse_own_source(dataset, folder.path)
-    folder.prepare()
+    folder.prepare(dry_run)
     contents = _contents_of(dataset, options)
-    plan, _ = _plan_parts(contents, folder)
+    plan = _plan_parts(contents, folder)
+    if dry_run:
+        return plan
     parts.freeze(folder, plan, options.overwrite)
     status, sidecars = parts.finished_in(folder, plan)
     numbers = options.share(plan.parts)

@@ -26,7 +26,6 @@ from headrace.datasets.image.coco import CocoTargets
 from headrace.datasets.image.image import ImageDataset
 from headrace.datasets.image.masks import (
     MaskDecoder,
-    decode_mask,
     encode_mask,
     mask_of,
     resize_nearest,
@@ -163,10 +162,24 @@ class StoredContents(Contents):
         return self._parts(plan.info, sizes, options)
 
     def plan_file(self, part: PartFile | None) -> Plan:
-        if self.options.store == "jpeg" and part is not None:
-            return self._reencoded(part)
-        plan = self._stored_plan(self.source_sizes)
-        return replace(plan, prepare=lambda group: self._stored(plan, group))
+        if self.options.store != "jpeg" or part is None:
+            plan = self._stored_plan(self.source_sizes)
+            return replace(plan, prepare=lambda group: self._stored(plan, group))
+        image_sizes = array("q")
+        left_out = dict[int, str]()
+        spool = Spool(part)
+        jpegs = self.readable(
+            lambda group: self.each(group, self._encoded),
+            groups_of(self.source_sizes),
+            "re-encoding",
+            left_out,
+        )
+        for _, parts in jpegs:
+            spool.append(*parts)
+            image_sizes.append(len(parts[0]))
+        sizes = np.array(image_sizes, np.int64)
+        plan = self.without(left_out)._stored_plan(spool.sizes, sizes)
+        return replace(plan, prepare=spool.read, left_out=left_out)
 
     def _about(self, targets: Any) -> dict[str, Any]:
         about = super()._about(targets)
@@ -244,30 +257,27 @@ class StoredContents(Contents):
         pixels = (height, width, 3 if self._color == "RGB" else 1)
         if not self._has_masks:
             return Rows("decoded", np.dtype(np.uint8), pixels)
-        kind = stored[packed.MASK].base if stored.names else self._mask_dtype()
+        kind = stored[packed.MASK].base if stored.names else self._mask_dtype(dataset)
         fields = [(packed.IMAGE, np.uint8, pixels), (packed.MASK, kind, (height, width))]
         return Rows("decoded", np.dtype(fields), ())
 
-    def _mask_dtype(self) -> np.dtype[Any]:
-        """The dtype of the first readable mask.
+    def _mask_dtype(self, dataset: ImageDataset) -> np.dtype[Any]:
+        """The dtype of the mask of the first readable sample.
 
         Raises:
             SampleError: there is none.
         """
-        dataset = self.dataset
-
-        def dtype(position: int, index: int, record: Any) -> np.dtype[Any] | SampleError:
-            try:
-                return decode_mask(record[1], dataset.budget.left).dtype
-            except FormatError as error:
-                return dataset.sample_reader.failed(index, "can't be decoded", error)
-
+        reader = dataset.sample_reader
+        decoder = dataset.pixel_format
         error: SampleError | None = None
         for position in range(len(dataset)):
-            [found] = self.each([position], dtype)
-            if not isinstance(found, SampleError):
-                return found
-            error = error or found
+            [value] = self.each(
+                [position], lambda _, index, record: reader.decoded(index, record, decoder)
+            )
+            if not isinstance(value, SampleError):
+                dtype: np.dtype[Any] = value[1].dtype
+                return dtype
+            error = error or value
         raise SampleError(
             f"none of {len(dataset):,} masks can be read, and rows need one; the first: {error}"
         ) from error
@@ -352,7 +362,7 @@ class StoredContents(Contents):
         dataset = self.dataset
         if not isinstance(dataset, ImageDataset):
             made = self._value(position, index, record)
-            return made if isinstance(made, SampleError) else made.row
+            return made if isinstance(made, SampleError) else made[0]
         value: Any = dataset.sample_reader.decoded(index, record, dataset.pixel_format)
         if isinstance(value, SampleError):
             return value
@@ -377,22 +387,6 @@ class StoredContents(Contents):
         return np.ascontiguousarray(value).reshape(value.shape)
 
     # -- images that are encoded anew
-
-    def _reencoded(self, part: PartFile) -> Plan:
-        """Plans images that are re-encoded as JPEG, with their masks."""
-        image_sizes = array("q")
-        left_out = dict[int, str]()
-        spool = Spool(part)
-        groups = groups_of(self.source_sizes)
-        for _, parts in self.readable(self._jpegs, groups, "re-encoding", left_out):
-            spool.append(*parts)
-            image_sizes.append(len(parts[0]))
-        sizes = np.array(image_sizes, np.int64)
-        plan = self.without(left_out)._stored_plan(spool.sizes, sizes)
-        return replace(plan, prepare=spool.read, left_out=left_out)
-
-    def _jpegs(self, group: range) -> list[tuple[bytes, ...] | SampleError]:
-        return self.each(group, self._encoded)
 
     def _jpeg(self, image: Any, *masks: Any) -> tuple[bytes, ...]:
         """Re-encodes an image as JPEG, its longer side at most `max_size`. Resizes its mask,
@@ -433,7 +427,7 @@ class StoredContents(Contents):
         after = 0
         for number in some_of(len(self.dataset)):
             with contextlib.suppress(SampleError):  # said when it is packed
-                image = self._jpegs(range(number, number + 1))[0]
+                [image] = self.each([number], self._encoded)
                 if not isinstance(image, SampleError):
                     before += int(sizes[number])
                     after += sum(map(len, image))

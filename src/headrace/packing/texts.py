@@ -23,7 +23,7 @@ from headrace.formats.resolve.file_set import PackedNames
 from headrace.formats.tokens import KIND, STORE, PackedTokens, TokensSource
 from headrace.io.array_file import FileArrays
 from headrace.memory.processes import PerProcess
-from headrace.packing.contents import Contents, as_column, crc_of_columns
+from headrace.packing.contents import Contents, as_column
 from headrace.packing.destination import PartFile
 from headrace.packing.plan import (
     PackOptions,
@@ -156,16 +156,17 @@ class TextContents(Contents):
         }
         return {"kind": KIND, "classes": dataset.classes or None, "text": text}
 
+    def _annotations(self) -> dict[str, AnyArray]:
+        # of all: each part alone might seem to have targets of one kind
+        targets = self._targets()
+        is_of_files = self._tokens is None and isinstance(self.dataset.sample_source, FilesSource)
+        return {} if targets is None or is_of_files else {TARGETS: targets}
+
     def plan_parts(self) -> PackPlan:
         """Cuts parts by the bytes of the texts, so that each job tokenises only its own."""
         sizes = self.source_sizes
         about = self._about(None)
         options = dict(about["text"])
-        targets = self._targets()
-        is_of_files = self._tokens is None and isinstance(self.dataset.sample_source, FilesSource)
-        if targets is not None and not is_of_files:
-            # of all: each part alone might seem to have targets of one kind
-            options["annotations"] = crc_of_columns({TARGETS: targets})
         if self._tokens is None:
             # about, by some documents, evenly spread; their tokens tell another tokenizer
             before = 0

@@ -35,9 +35,8 @@ _CONFIGS = re.compile(r"^configs:.*?(?=^[^\s#-]|\Z)", re.DOTALL | re.MULTILINE)
 _SHOWN = 8  # splits in a message
 _KEYS = (b'"plan"', b'"parts"', b'"kind"', b'"store"', b'"check"')
 """Keys of a manifest. A damaged one lacks one or two."""
-_PART = r"part-\d{5,}-of-\d{5,}\."
-_BESIDE = re.compile(rf"{_PART}(?:h5|json)")
-"""Files next to the plan and the manifest of a pack."""
+OF_PART = re.compile(r"part-\d{5,}-of-\d{5,}\.(?:h5|json)")
+"""Names of parts and their sidecars, next to the plan and the manifest of a pack."""
 
 
 def read_whole(path: str, options: RemoteOptions) -> bytes | None:
@@ -182,7 +181,7 @@ def _manifest_of(path: str, options: RemoteOptions) -> dict[str, Any] | None:
     if has_manifest or os.path.exists(plan_path):
         with contextlib.suppress(OSError):
             names = os.listdir(folder)
-    if not any(map(_BESIDE.fullmatch, names)):
+    if not any(map(OF_PART.fullmatch, names)):
         return None
     if not has_manifest:
         raise DataNotFoundError(
