@@ -412,19 +412,15 @@ def verify(
     file = os.path.abspath(os.path.expanduser(os.fspath(path)))
     if os.path.exists(file):
         check_regular(file)
-    return _verify_file(file, threads, progress)
-
-
-def _verify_file(path: str, workers: int, progress: bool | None) -> VerifyResult:
-    offset, seal = seal_of(path)
-    info = packed_info(path)
+    offset, seal = seal_of(file)
+    info = packed_info(file)
     if info is None:
-        raise _not_packed(path)
-    sums = _sum(path, workers, progress)
+        raise _not_packed(file)
+    sums = _sum(file, threads, progress)
     bad = list[Damage]()
     if replaced(sums, offset, seal, bytes(4)) != int.from_bytes(seal, "little"):
-        bad = _damage(path, redact(path), workers, progress)
-    return VerifyResult(Path(path), info.count, bad)
+        bad = _damage(file, redact(file), threads, progress)
+    return VerifyResult(Path(file), info.count, bad)
 
 
 def _damage(path: str, name: str, workers: int, progress: bool | None) -> list[Damage]:
