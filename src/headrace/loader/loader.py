@@ -121,10 +121,10 @@ class Loader(DataLoader[B]):
         check_picklable(config.multiprocessing_context, {"dataset": dataset, **functions})
         self._plan = make_plan(config, dataset)
         self._is_ordered = isinstance(self._plan, RankBatches)  # by headrace's own order
-        self._planned = length_of(dataset)  # samples that the plan knows
-        if config.drop_last and self._plan.steps == 0 and self._planned:
+        self._length = length_of(dataset)  # later ones may differ, where the dataset grows
+        if config.drop_last and self._plan.steps == 0 and self._length:
             warn(
-                f"drop_last=True leaves no batch: {self._planned:,} samples are fewer than one "
+                f"drop_last=True leaves no batch: {self._length:,} samples are fewer than one "
                 f"global batch (batch_size {config.batch_size} on {config.world_size} ranks); use "
                 "drop_last=False, or a smaller batch_size"
             )
@@ -235,11 +235,6 @@ class Loader(DataLoader[B]):
             raise
         self._state.running = iterator
         return iterator
-
-    @property
-    def _length(self) -> int | None:
-        """Number of samples in the order, even if the dataset has grown since. None: not known."""
-        return self._planned if self._is_ordered else length_of(self.dataset)
 
     def _refit(self, goes_on: bool) -> None:
         """Before an epoch: fits the ring to the first batch of the last epoch."""

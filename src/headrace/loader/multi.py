@@ -37,14 +37,13 @@ from headrace.loader.config import (
 )
 from headrace.loader.epoch import LoaderState
 from headrace.loader.loader import Loader, open_paths
-from headrace.loader.state import check_version
+from headrace.loader.state import VERSION, check_version
 from headrace.monitor.stats import Stats
 from headrace.order import detect_world
 from headrace.order.epoch import pass_epoch
 from headrace.order.ranks import are_counts, differences
 
 Strategy = Literal["round_robin", "sequential", "weighted", "alternating"]
-_VERSION = 1
 _DAMAGED = "load_state_dict: the state is damaged"
 _LENGTHS: dict[str, Callable[[list[int]], int]] = {"sum": sum, "max": max, "min": min}
 
@@ -408,7 +407,7 @@ class MultiDataLoader:
         """Returns the state: which batches the user has received, and the state of each loader."""
         position = self._state.position
         return {
-            "version": _VERSION,
+            "version": VERSION,
             **copy.deepcopy(self._parameters),
             "batches": position.step,
             **asdict(position),
@@ -449,7 +448,7 @@ class MultiDataLoader:
 
     def _position_of(self, state: Any) -> MultiPosition:
         """The position of a saved state."""
-        check_version(state, _VERSION, "loaders", "a MultiDataLoader")
+        check_version(state, "loaders", "a MultiDataLoader")
         differing = differences(state, self._parameters)
         if differing:
             raise StateError(

@@ -260,7 +260,7 @@ def make_plan(config: DataLoaderConfig, dataset: Any) -> Plan:
     Raises:
         ConfigError: a dataset without a length, or weights or targets that don't fit it.
     """
-    if config.sampler is not None or config.batch_sampler is not None:
+    if config.has_sampler:
         return SamplerPlan(config)
     n = length_of(dataset)
     if isinstance(dataset, IterableDataset) and not isinstance(dataset, BaseDataset):

@@ -54,7 +54,7 @@ def check_state(
     Raises:
         StateError: it does not fit. The message holds both values.
     """
-    check_version(state, VERSION, "batches", "a headrace loader")
+    check_version(state, "batches", "a headrace loader")
     numbers = [state.get(name) for name in ("epoch", "batches", "global_batch")]
     skipped = state.get("skipped_samples") or []
     is_sound = (
@@ -96,7 +96,7 @@ def check_state(
         )
 
 
-def check_version(state: Any, known: int, name: str, door: str) -> None:
+def check_version(state: Any, name: str, door: str) -> None:
     """Raises a StateError for what is no state, or of a version that is not known; each has an
     entry of this name.
     """
@@ -105,10 +105,10 @@ def check_version(state: Any, known: int, name: str, door: str) -> None:
             f"load_state_dict: this is not a state of {door}: pass what its state_dict() returned"
         )
     version = state["version"]
-    if type(version) is not int or version != known:
+    if type(version) is not int or version != VERSION:
         raise StateError(
-            f"load_state_dict: the state has version {version!r}, this headrace knows {known}: "
-            "upgrade it, or pass a state that is not damaged"
+            f"load_state_dict: the state has version {version!r}, this headrace knows {VERSION}: "
+            "upgrade it, or pass what its state_dict() returned"
         )
 
 
