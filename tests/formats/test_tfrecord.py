@@ -24,7 +24,7 @@ from headrace import (
 )
 from headrace.datasets.columns import ColumnsDataset
 from headrace.formats.tfrecord import INDEX
-from headrace.io.index import index_bytes
+from headrace.io.array_file import array_bytes
 from headrace.testing.contract import DatasetContract, same
 from tests.data.make import image_bytes, make_tfrecord
 from tests.datasets.remote_contract import RemoteDatasetContract
@@ -172,7 +172,8 @@ def test_an_index_beside_that_lies(tmp_path: Path, memory: Any) -> None:
     lies += [(whole, names, 0) for names in (b"[1]", b'{"id": "pkl"}', b"[" * 100_000)]
     for number, (edges, names, steps) in enumerate([*lies, (whole, b"{}", 2)]):
         arrays = [np.array(edges, np.int64), np.frombuffer(names, np.uint8), np.arange(steps)]
-        memory.pipe_file("/lies/a.tfrecord.index", index_bytes(arrays, INDEX, len(data)))
+        index = array_bytes(arrays, INDEX.about(len(data)), INDEX.types)
+        memory.pipe_file("/lies/a.tfrecord.index", index)
         with pytest.raises(FormatError, match="write_index"):
             open_dataset("memory://lies/a.tfrecord", cache_dir=tmp_path / str(number))
 
