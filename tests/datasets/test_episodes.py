@@ -373,7 +373,7 @@ def test_groups_of_zarr_that_are_wrong(tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({}, "runs/0, runs/1"),
         ({"groups": "runs"}, "lengths"),
-        ({"groups": "runs/*", "keys": "date"}, "'date'; it has: data"),
+        ({"groups": "runs/*", "keys": "date"}, "'date'; it has: 'data'"),
         ({"groups": "runs/*", "keys": "start"}, "'runs/0/start' is a single"),
         ({"groups": "runs/*", "keys": "data", "static": ["weight"]}, "'weight'"),
     ]
@@ -387,7 +387,7 @@ def test_groups_of_zarr_that_are_wrong(tmp_path: Path) -> None:
 
 def test_episodes_that_differ(demos: Path) -> None:
     for values, error, named in (
-        (None, MissingNameError, r"demos\.hdf5: data/demo_4 .*'actions'; it has: dones"),
+        (None, MissingNameError, r"demos\.hdf5: data/demo_4 .*'actions'; it has: 'dones'"),
         (np.zeros((8, 7)), FormatError, "data/demo_4: .* 'actions' 8, 'dones' 9"),
         (
             np.zeros((9, 6)),
@@ -421,7 +421,7 @@ def test_names_that_are_not_there(demos: Path, tmp_path: Path) -> None:
             episode["empty"] = episode.attrs["nothing"] = h5py.Empty("f4")
     cases: list[tuple[dict[str, Any], str]] = [
         ({"groups": "data/traj_*"}, r"data/traj_\*"),
-        ({"keys": ["observations/*"]}, r"observations/\*'; it has: actions, dones"),
+        ({"keys": ["observations/*"]}, r"observations/\*'; it has: 'actions', 'dones'"),
         ({"episodes": ["demo_1", "demo_99"]}, "'demo_99'.* data/demo_0, data/demo_1"),
         ({"episodes": "mask/test"}, "'mask/test'"),
         ({"episodes": "mask/wrong"}, "'mask/wrong' lists 'demo_12'"),
@@ -615,7 +615,7 @@ def test_a_buffer_that_is_wrong(tmp_path: Path) -> None:
             EpisodeDataset(spoil(path, "meta/episode_ends", ends))
     spoil(path, "meta/episode_ends", np.array([5, 12]))
     for key in ("actions", "act?"):
-        with pytest.raises(MissingNameError, match=r"'act.*; it has: action, img, obs/state"):
+        with pytest.raises(MissingNameError, match=r"'act.*; it has: 'action', 'img', 'obs/state'"):
             EpisodeDataset(path, [key])
     with pytest.raises(MissingNameError, match="'meta/goal'"):
         EpisodeDataset(path, static=["meta/goal"])
@@ -630,7 +630,7 @@ def test_a_buffer_that_is_wrong(tmp_path: Path) -> None:
 
 def test_stores_that_are_no_buffers(tmp_path: Path) -> None:
     path = write_buffer(tmp_path / "a.zarr", (5, 7))
-    with pytest.raises(MissingNameError, match=r"'data/x\*'.*; it has: data, data/obs, meta"):
+    with pytest.raises(MissingNameError, match=r"'data/x\*'.*; it has: 'data', 'data/obs', 'meta'"):
         EpisodeDataset(path, groups="data/x*")
     with pytest.raises(MissingNameError, match="'meta/episode_ends'"):
         EpisodeDataset(spoil(path, "meta/episode_ends", None))

@@ -248,22 +248,17 @@ def _feature(data: memoryview) -> Any:
     return None
 
 
-def _entries(data: memoryview) -> Iterator[tuple[str, memoryview]]:
-    """The keys and values of a map."""
-    for number, entry in fields(data):
-        if number == 1:
-            parts = dict(fields(entry))
-            yield str(parts[1], "utf-8"), parts.get(2, memoryview(b""))
-
-
 def _example(data: memoryview) -> dict[str, tuple[bool, memoryview]]:
     """The features of an Example, or the context and the feature lists of a SequenceExample: by
     name, whether it is a list, and its bytes.
     """
     found = dict[str, tuple[bool, memoryview]]()
     for number, part in fields(data):
-        for name, value in _entries(part):
-            found[name] = (number == 2, value)
+        for of_map, entry in fields(part):
+            if of_map == 1:
+                key_value = dict(fields(entry))
+                name = str(key_value[1], "utf-8")
+                found[name] = (number == 2, key_value.get(2, memoryview(b"")))
     return found
 
 

@@ -201,9 +201,9 @@ class _Finder:
         self.options = options
         self.keys: list[str] | None = None
         self.missing = set[str]()
-        if isinstance(options.episodes, tuple):
-            self.missing.update(options.episodes)
-        self.known: dict[str, None] = {}
+        if not isinstance(options.episodes, str):
+            self.missing.update(options.episodes or ())
+        self.known = set[str]()
         self.are_buffers = None if options.groups is None else False
 
     def __call__(self, tree: Tree) -> list[Episode]:
@@ -227,11 +227,7 @@ class _Finder:
             pattern = self._pattern(tree)
         names = groups_matching(tree, pattern)
         if not names:
-            groups = [name for name in tree.nodes() if tree.is_group(name)]
-            raise MissingNameError(
-                f"{tree.shown} has no groups {pattern!r} to read as episodes; it has: "
-                f"{listed_names(groups, pattern)}"
-            )
+            raise tree.missing("groups", pattern, list(filter(tree.is_group, tree.nodes())))
         episodes: list[Episode] = []
         for number in self._chosen(tree, names):
             group = names[number]
@@ -251,7 +247,7 @@ class _Finder:
             return "*"
         if "array" in kinds.values():
             return ""
-        groups = [name for name in tree.nodes() if tree.is_group(name)]
+        groups = list(filter(tree.is_group, tree.nodes()))
         raise MissingNameError(
             f"{tree.shown}: which groups are episodes is not known; pass groups=, such as "
             f"'data/*' (a replay buffer has an array {ENDS!r} beside a group {STEPS!r}); it has: "
@@ -270,10 +266,7 @@ class _Finder:
         if value is not None:
             return value
         names = [*arrays_in(tree, group), *attributes]
-        raise MissingNameError(
-            f"{tree.shown}: {group or '/'} has no array and no attribute {key!r}; it has: "
-            f"{listed_names(names, key)}"
-        )
+        raise tree.missing(f"array or attribute in {group or '/'}:", key, names)
 
     # -- episodes are ranges of rows
 
@@ -322,8 +315,7 @@ class _Finder:
             numbers[name.rpartition("/")[2]] = numbers[name] = number
         if isinstance(wanted, tuple):
             self.missing -= numbers.keys()
-            if self.missing:
-                self.known.update(dict.fromkeys(names))
+            self.known.update(names)
             return sorted({numbers[name] for name in wanted if name in numbers})
         listed = tree.column(wanted)
         if listed.dtype.kind == "b" and listed.shape == (len(names),):
@@ -336,13 +328,15 @@ class _Finder:
                     f"{tree.described(wanted)}: it must have the numbers of episodes, or a bool "
                     f"for each of {len(names):,}"
                 )
+        found = set[int]()
         for one in listed.reshape(-1).tolist():
             if one not in numbers:
                 raise MissingNameError(
                     f"{tree.shown}: {wanted!r} lists {one!r}, which is missing; there are: "
                     f"{listed_names(names, str(one))}"
                 )
-        return sorted({numbers[one] for one in listed.reshape(-1).tolist()})
+            found.add(numbers[one])
+        return sorted(found)
 
     def _keys_of(self, tree: Tree, group: str) -> list[str]:
         """The keys of the first episode."""
@@ -361,10 +355,7 @@ class _Finder:
         for pattern in patterns:
             matches = _matching(pattern, stored, self.options.static)
             if not matches and self.options.keys is not None:
-                raise MissingNameError(
-                    f"{tree.shown}: {group or '/'} has no arrays {pattern!r}; it has: "
-                    f"{listed_names(stored, pattern)}"
-                )
+                raise tree.missing(f"arrays in {group or '/'}:", pattern, stored)
             found += matches
         if not found:
             raise FormatError(
@@ -381,8 +372,8 @@ class _Finder:
             if array is None:
                 raise MissingNameError(
                     f"{tree.shown}: {group or '/'} has no array {key!r}; it has: "
-                    f"{listed_names(arrays_in(tree, group), key)}: name keys that all episodes "
-                    "have as keys=, or the episodes that have it as episodes="
+                    f"{listed_names(arrays_in(tree, group), key, repr)}: name keys that all "
+                    "episodes have as keys=, or the episodes that have it as episodes="
                 )
             if not array.shape:
                 raise FormatError(
