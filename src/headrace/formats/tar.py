@@ -16,7 +16,7 @@ import posixpath
 import re
 import tarfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,7 +99,96 @@ def scanned(files: Files, path: str) -> TarIndex:
         Exception: what `Files.read_into` raises.
     """
     shown = redact(path)
-    headers = Headers(files, path)
+    notes: dict[str, list[Any]] = {"extensions": []}
+    numbers: dict[str, int] = {}  # of extensions
+    first = array.array("q")
+    offsets = array.array("q")
+    sizes = array.array("q")
+    kinds = array.array("i")
+    keys: list[bytes] = []
+    last = b""  # the last key, in one form
+    of_sample = set[int]()  # the extensions that it has by now
+    for name, offset, nbytes in _files_in(Headers(files, path), shown, notes):
+        folder, slash, base = name.rpartition(b"/")
+        stem, dot, extension = base.partition(b".")
+        if base.startswith(b".") or _META.match(name):
+            # a hidden file, such as macOS adds one to each; or about the shard, and not of a sample
+            continue
+        if not (stem and dot):
+            _leave_out(notes, "others", name)
+            continue
+        key = folder + slash + stem
+        if _in_one_form(key) != last:
+            last = _in_one_form(key)
+            first.append(len(offsets))
+            keys.append(key)
+            of_sample = set()
+        lower = os.fsdecode(extension).lower()
+        number = numbers.setdefault(lower, len(numbers))
+        if number in of_sample or lower in RESERVED:
+            raise FormatError(
+                f"{shown}: member {_text(name)!r}, whose bytes begin at {offset:,}, is the second "
+                f"{_text(lower)!r} of sample {_text(key)!r}: give each sample a key of its own "
+                "(the path up to the first dot of the name)"
+            )
+        of_sample.add(number)
+        offsets.append(offset)
+        sizes.append(nbytes)
+        kinds.append(number)
+    first.append(len(offsets))
+    notes["extensions"] += numbers
+    index = TarIndex(
+        np.array(first),
+        np.array(offsets),
+        np.array(sizes),
+        np.array(kinds),
+        *PackedNames(keys).arrays,
+        np.frombuffer(json.dumps(notes).encode(), np.uint8),
+    )
+    _check_together(index, keys, list(numbers), shown)
+    return index
+
+
+def _in_one_form(key: bytes) -> bytes:
+    """The key of a sample as others may have it, too: "./a" is "a"."""
+    return posixpath.normpath(key) if b"./" in key or b"//" in key else key
+
+
+def _leave_out(notes: dict[str, list[Any]], what: str, name: bytes) -> None:
+    notes.setdefault(what, [0, _text(name)])[0] += 1
+
+
+def _check_together(
+    index: TarIndex, keys: Sequence[bytes], extensions: Sequence[str], shown: str
+) -> None:
+    """Raises a FormatError if members with one key lie apart and have different extensions: they
+    are one sample.
+
+    If an extension comes again, it is another sample with the same key.
+    """
+    last: dict[bytes, int] = {}
+    for number, path in enumerate(map(_in_one_form, keys)):
+        earlier = last.get(path)
+        last[path] = number
+        if earlier is None:
+            continue
+        kinds = [index.kinds[slice(*index.first[at : at + 2])] for at in (earlier, number)]
+        if set(kinds[0]).isdisjoint(kinds[1]):
+            places = [
+                f"{_text(extensions[index.kinds[at]])!r} at byte {index.offsets[at]:,}"
+                for at in (index.first[earlier], index.first[number])
+            ]
+            raise FormatError(
+                f"{shown}: the members of sample {_text(keys[earlier])!r} lie apart "
+                f"({' and '.join(places)}), with others between them: write those of a sample "
+                "one after the other, for example with `tar --sort=name`"
+            )
+
+
+def _files_in(
+    headers: Headers, shown: str, notes: dict[str, list[Any]]
+) -> Iterator[tuple[bytes, int, int]]:
+    """Name, first byte and bytes of each file in a tar."""
     size = headers.size
     if size == 0:
         raise FormatError(
@@ -118,13 +207,15 @@ def scanned(files: Files, path: str) -> TarIndex:
         fileobj=io.BytesIO(bytes(2 * BLOCK)), encoding="utf-8", errors="surrogateescape"
     )
     archive.fileobj = headers
-    builder = _IndexBuilder(shown)
     at = 0
     while True:
         headers.seek(at)
         block = headers.read(BLOCK)
         if block.count(0) == BLOCK:
-            return builder.index(size - at - BLOCK)
+            behind = size - at - BLOCK
+            if behind > _BEHIND:
+                notes["behind"] = [behind, ""]
+            return
         plain = _plain_member(block)
         if plain is not None:
             name, nbytes = plain
@@ -143,9 +234,9 @@ def scanned(files: Files, path: str) -> TarIndex:
                 f"{data:,} to {data + nbytes:,}: it is cut short, or damaged"
             )
         if plain is not None or member.isreg():
-            builder.add(name, data, nbytes)
+            yield name, data, nbytes
         elif not member.isdir():
-            builder.leave_out("links", name)
+            _leave_out(notes, "links", name)
         at = end
 
 
@@ -177,100 +268,6 @@ def _member(archive: Any, shown: str, at: int) -> tarfile.TarInfo:
             "stored): write the tar without `tar --sparse`"
         )
     return member
-
-
-class _IndexBuilder:
-    """Collects the samples of a tar."""
-
-    def __init__(self, shown: str) -> None:
-        self._shown = shown
-        self._first = array.array("q")
-        self._offsets = array.array("q")
-        self._sizes = array.array("q")
-        self._kinds = array.array("i")
-        self._keys: list[bytes] = []
-        self._path = b""  # the last key, in one form
-        self._of_sample = set[int]()  # the extensions that it has by now
-        self._sample_of: dict[bytes, int] = {}  # by such a path, the last one
-        self._numbers: dict[str, int] = {}  # of extensions
-        self._notes: dict[str, list[Any]] = {}
-
-    def leave_out(self, what: str, name: bytes) -> None:
-        self._notes.setdefault(what, [0, _text(name)])[0] += 1
-
-    def add(self, name: bytes, offset: int, nbytes: int) -> None:
-        """Adds a member that is a file."""
-        folder, slash, base = name.rpartition(b"/")
-        stem, dot, extension = base.partition(b".")
-        if base.startswith(b".") or _META.match(name):
-            # a hidden file, such as macOS adds one to each; or about the shard, and not of a sample
-            return
-        if not (stem and dot):
-            self.leave_out("others", name)
-            return
-        key = folder + slash + stem
-        path = posixpath.normpath(key) if b"./" in key or b"//" in key else key  # "./a" is "a"
-        if path != self._path:
-            self._end_sample()
-            self._path = path
-            self._of_sample = set()
-            self._first.append(len(self._offsets))
-            self._keys.append(key)
-        lower = os.fsdecode(extension).lower()
-        number = self._numbers.setdefault(lower, len(self._numbers))
-        if number in self._of_sample or lower in RESERVED:
-            raise FormatError(
-                f"{self._shown}: member {_text(name)!r}, whose bytes begin at {offset:,}, is the "
-                f"second {_text(lower)!r} of sample "
-                f"{_text(key)!r}: give each sample a key of its own (the path up to the first dot "
-                "of the name)"
-            )
-        self._of_sample.add(number)
-        self._offsets.append(offset)
-        self._sizes.append(nbytes)
-        self._kinds.append(number)
-
-    def _end_sample(self) -> None:
-        """Raises a FormatError if members with one key lie apart and have different extensions:
-        they are one sample.
-
-        If an extension comes again, it is another sample with the same key.
-        """
-        if not self._keys:
-            return
-        earlier = self._sample_of.get(self._path)
-        self._sample_of[self._path] = len(self._keys) - 1
-        if earlier is None:
-            return
-        begin, end = self._first[earlier : earlier + 2]
-        last = self._first[-1]
-        if set(self._kinds[begin:end]).isdisjoint(self._kinds[last:]):
-            extensions = list(self._numbers)
-            places = [
-                f"{_text(extensions[self._kinds[at]])!r} at byte {self._offsets[at]:,}"
-                for at in (begin, last)
-            ]
-            raise FormatError(
-                f"{self._shown}: the members of sample {_text(self._keys[earlier])!r} lie apart "
-                f"({' and '.join(places)}), with others between them: write those of a sample "
-                "one after the other, for example with `tar --sort=name`"
-            )
-
-    def index(self, behind: int) -> TarIndex:
-        """The index, of a tar with `behind` bytes after its end mark."""
-        self._end_sample()
-        self._first.append(len(self._offsets))
-        if behind > _BEHIND:
-            self._notes["behind"] = [behind, ""]
-        notes = {"extensions": list(self._numbers), **self._notes}
-        return TarIndex(
-            np.array(self._first),
-            np.array(self._offsets),
-            np.array(self._sizes),
-            np.array(self._kinds),
-            *PackedNames(self._keys).arrays,
-            np.frombuffer(json.dumps(notes).encode(), np.uint8),
-        )
 
 
 def _plain_member(block: bytes) -> tuple[bytes, int] | None:
