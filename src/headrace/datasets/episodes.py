@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, Literal, Unpack
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from headrace.arguments import check_choice, check_integer
@@ -24,7 +23,7 @@ from headrace.core.values import Access, Records, Use, ValueSource, used
 from headrace.datasets.arrays import as_input, checked_list
 from headrace.datasets.image.masks import decode_mask
 from headrace.datasets.pixels import decode_image
-from headrace.dtypes import ArraySpec
+from headrace.dtypes import AnyArray, ArraySpec, IntArray
 from headrace.errors import ConfigError, FormatError, HeadraceError, SampleError
 from headrace.formats.arrays.rows import as_value, long_doubles_in
 from headrace.formats.episodes.find import EpisodeOptions, by_key, open_episodes
@@ -106,7 +105,7 @@ class EpisodeDecoder(Decoder):
         if any(known_dtype(spec.dtype) is None for spec in self._specs.values()):
             return None
 
-        def read(indices: npt.NDArray[np.int64], outs: dict[str, Any]) -> int:
+        def read(indices: IntArray, outs: dict[str, Any]) -> int:
             source.read_windows(indices, outs)
             return sum(outs[key.name].nbytes for key in source.keys)
 
@@ -300,17 +299,17 @@ class EpisodeDataset(BaseDataset):
         return [name.decode() for name in self.sample_source.names]
 
     @property
-    def episode_lengths(self) -> npt.NDArray[np.int64]:
+    def episode_lengths(self) -> IntArray:
         """Number of steps of each episode ([episodes] int64)."""
         return self.sample_source.windows.lengths.copy()
 
-    def episode_numbers(self) -> npt.NDArray[np.int64]:
+    def episode_numbers(self) -> IntArray:
         """Episode number of each sample ([n] int64). ``split(0.9,
         groups=dataset.episode_numbers())`` keeps episodes whole.
         """
         return self.sample_source.windows.places(self.whole_indices(np.arange(len(self))))[0]
 
-    def lengths(self) -> npt.NDArray[np.int64] | None:
+    def lengths(self) -> IntArray | None:
         """Number of steps of each sample ([n] int64). None for windows, which have equal
         lengths.
         """
@@ -399,7 +398,7 @@ def _load_bands(source: EpisodeSource, bands: Windows, numbers: Sequence[int]) -
     return [band for number in numbers for band in _load_bands(source, bands, [number])]
 
 
-def _pixels(data: bytes, channels: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def _pixels(data: bytes, channels: int, dtype: np.dtype[Any]) -> AnyArray:
     """An encoded image as [H, W, C]: uint8 colours or grey; or integers as they are stored."""
     if dtype == np.uint8:
         return decode_image(data, "L" if channels == 1 else "RGB")

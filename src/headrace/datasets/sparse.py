@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, Unpack
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from headrace.arguments import check_choice
@@ -21,7 +20,7 @@ from headrace.core.decoder import Decoder
 from headrace.core.options import LoadingMode, ModeName, PathOptions, check_arguments
 from headrace.core.views import ColumnTargets
 from headrace.datasets.arrays import checked_list
-from headrace.dtypes import BFLOAT16, ArraySpec
+from headrace.dtypes import BFLOAT16, AnyArray, ArraySpec, IntArray
 from headrace.errors import CollateError, ConfigError, SampleError
 from headrace.formats.resolve.resolver import DataPath
 from headrace.formats.source import sources_of
@@ -90,7 +89,7 @@ def to_batch(rows: CSRRows, columns: int, layout: SparseLayout) -> Any:
     return rebuild_sparse(torch.sparse_csr, parts, (count, columns), None, False)
 
 
-def _in_slot(array: npt.NDArray[Any], dtype: torch.dtype) -> torch.Tensor:
+def _in_slot(array: AnyArray, dtype: torch.dtype) -> torch.Tensor:
     """A copy of an array in the open ring slot."""
     out = empty(array.shape, dtype)
     np.copyto(out.numpy(), array)
@@ -296,10 +295,10 @@ class SparseDataset(BaseDataset):
         self,
         data_path: DataPath,
         group: str = "X",
-        targets: str | Sequence[Any] | npt.NDArray[Any] | None = None,
+        targets: str | Sequence[Any] | AnyArray | None = None,
         *,
         layout: Literal["dense", "csr", "pairs"] = "dense",
-        columns: Sequence[str] | Sequence[int] | npt.NDArray[Any] | None = None,
+        columns: Sequence[str] | Sequence[int] | AnyArray | None = None,
         join: Literal["inner", "outer"] | None = None,
         transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
         loading_mode: LoadingMode | ModeName = LoadingMode.LAZY,
@@ -367,11 +366,9 @@ class SparseDataset(BaseDataset):
         """Number of rows of this dataset or view, and number of columns."""
         return len(self), self._decoder.columns
 
-    def lengths(self) -> npt.NDArray[np.int64]:
+    def lengths(self) -> IntArray:
         """Number of stored values of each row ([n] int64), before columns are selected."""
-        sizes: npt.NDArray[np.int64] = np.concatenate(
-            [one.sizes() for one in sources_of(self.sample_source)]
-        )
+        sizes: IntArray = np.concatenate([one.sizes() for one in sources_of(self.sample_source)])
         if self._chosen is None:
             return sizes
         return sizes[self._chosen]

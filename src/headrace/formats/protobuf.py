@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from headrace.dtypes import IntArray
 from headrace.errors import FormatError
 from headrace.io.index import Headers
 
@@ -56,7 +56,7 @@ def fields(data: memoryview) -> Iterator[tuple[int, Any]]:
         yield key >> 3, value
 
 
-def integers(data: memoryview) -> npt.NDArray[np.int64]:
+def integers(data: memoryview) -> IntArray:
     """Decodes varints, one after the other."""
     parts = [np.zeros(0, np.int64)]
     start = 0
@@ -70,7 +70,7 @@ def integers(data: memoryview) -> npt.NDArray[np.int64]:
     return np.concatenate(parts)
 
 
-def _piece(data: memoryview) -> npt.NDArray[np.int64]:
+def _piece(data: memoryview) -> IntArray:
     """Decodes varints, all at once, which takes 40 times their bytes of memory."""
     flat = np.frombuffer(data, np.uint8)
     is_last = flat < 0x80

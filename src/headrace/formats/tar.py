@@ -74,12 +74,12 @@ class TarIndex(NamedTuple):
             of the bytes "behind" the end mark.
     """
 
-    first: npt.NDArray[np.int64]
-    offsets: npt.NDArray[np.int64]
-    sizes: npt.NDArray[np.int64]
+    first: IntArray
+    offsets: IntArray
+    sizes: IntArray
     kinds: npt.NDArray[np.int32]
     keys: npt.NDArray[np.uint8]
-    key_offsets: npt.NDArray[np.int64]
+    key_offsets: IntArray
     notes: npt.NDArray[np.uint8]
 
 
@@ -342,7 +342,7 @@ class TarSource(RecordsSource):
         self._first = np.cumsum([0, *(len(index.first) - 1 for index in indices)])
         self._bases = np.zeros(len(indices), np.int64)
         members = np.cumsum([0, *(len(index.offsets) for index in indices)])
-        first = list[npt.NDArray[np.int64]]()
+        first = list[IntArray]()
         kinds = list[npt.NDArray[np.int32]]()
         keys = list[PackedNames | None]()
         numbers = dict[str, int]()
@@ -399,11 +399,11 @@ class TarSource(RecordsSource):
 
     # -- what it is
 
-    def sizes(self) -> npt.NDArray[np.int64]:
+    def sizes(self) -> IntArray:
         """Bytes of each sample over all its members ([n] int64)."""
         if not len(self):
             return np.zeros(0, np.int64)
-        found: npt.NDArray[np.int64] = np.add.reduceat(self._sizes.array, self._members.array[:-1])
+        found: IntArray = np.add.reduceat(self._sizes.array, self._members.array[:-1])
         return found
 
     def fingerprint(self) -> str:

@@ -23,10 +23,9 @@ from typing import Any, cast
 
 import google_crc32c
 import numpy as np
-import numpy.typing as npt
 from isal import isal_zlib
 
-from headrace.dtypes import IntArray
+from headrace.dtypes import AnyArray, IntArray
 from headrace.errors import FormatError
 from headrace.formats.protobuf import bounds_in, fields, integers
 from headrace.formats.resolve.file_set import Format
@@ -306,7 +305,7 @@ def parsed(data: memoryview, kinds: Mapping[str, str] | None) -> dict[str, Any]:
 
 
 def _checked_features(
-    path: str, edges: IntArray, names: npt.NDArray[Any], steps: IntArray
+    path: str, edges: IntArray, names: AnyArray, steps: IntArray
 ) -> dict[str, str]:
     """The features in the index of a file.
 

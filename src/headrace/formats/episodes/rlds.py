@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-import numpy.typing as npt
 
-from headrace.dtypes import IntArray
+from headrace.dtypes import AnyArray, IntArray
 from headrace.errors import AccessError, FormatError, MissingNameError
 from headrace.formats.arrays.chunks import Chunks, Grid
 from headrace.formats.arrays.reader import OpenArrays, visit
@@ -52,7 +51,7 @@ class Feature(NamedTuple):
     shape: tuple[int, ...] = ()
     dtype: str = ""
 
-    def decoded(self, data: bytes, decode_image: DecodeImage) -> npt.NDArray[Any]:
+    def decoded(self, data: bytes, decode_image: DecodeImage) -> AnyArray:
         """The value of a step.
 
         Raises:
@@ -76,7 +75,7 @@ class Feature(NamedTuple):
         return array
 
 
-DecodeImage = Callable[[bytes, int, np.dtype[Any]], npt.NDArray[Any]]
+DecodeImage = Callable[[bytes, int, np.dtype[Any]], AnyArray]
 """Decodes an image to pixels [H, W, C], given its bytes, the number of channels and the dtype."""
 
 
@@ -295,7 +294,7 @@ class RecordEpisodes(EpisodeSource):
             for at, episode in enumerate(span.episodes.tolist()):
                 wanted.setdefault(int(self._numbers[episode]), []).append((span, at))
         numbers = list(wanted)
-        encoded: list[tuple[str, bytes, npt.NDArray[Any]]] = []
+        encoded: list[tuple[str, bytes, AnyArray]] = []
 
         def use(at: int, record: _Steps) -> None:
             for span, number in wanted[numbers[at]]:

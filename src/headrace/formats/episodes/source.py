@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dtypes import ArraySpec, IntArray
+from headrace.dtypes import AnyArray, ArraySpec, IntArray
 from headrace.errors import FormatError
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays
 from headrace.formats.arrays.rows import ReadersSource, layout_fingerprint
@@ -91,7 +91,7 @@ class Windows:
         """Number of windows of each episode ([episodes] int64)."""
         return np.diff(self._first.array)
 
-    def places(self, indices: npt.NDArray[np.int64]) -> tuple[IntArray, IntArray]:
+    def places(self, indices: IntArray) -> tuple[IntArray, IntArray]:
         """The episode of each window, and the step at which it begins, which may be negative."""
         episodes = np.searchsorted(self._first.array, indices, side="right") - 1
         numbers = indices - self._first.array[episodes]
@@ -193,7 +193,7 @@ class StepKey:
         self.window = window
         self.row_bytes: int = math.prod(row_shape) * dtype.itemsize
 
-    def empty(self, *steps: int) -> npt.NDArray[Any]:
+    def empty(self, *steps: int) -> AnyArray:
         """An empty array of some steps, or of [windows, steps]."""
         return np.empty((*steps, *self.row_shape), self.dtype)
 
@@ -294,7 +294,7 @@ class _Spans(NamedTuple):
     episodes: IntArray
     firsts: IntArray
     ends: IntArray
-    outs: Sequence[npt.NDArray[Any]]
+    outs: Sequence[AnyArray]
 
 
 Fetch = Callable[[Sequence[_Spans]], None]
@@ -350,7 +350,7 @@ class EpisodeSource(ReadersSource):
     def read(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         return self._records(np.asarray(indices, np.int64), self._fetch)
 
-    def read_windows(self, indices: IntArray, outs: Mapping[str, npt.NDArray[Any]]) -> None:
+    def read_windows(self, indices: IntArray, outs: Mapping[str, AnyArray]) -> None:
         """Writes windows into arrays [windows, window, ...] by key, of the dtypes of the keys, and
         their masks into that of `MASK`.
         """
@@ -374,14 +374,14 @@ class EpisodeSource(ReadersSource):
         episodes: IntArray,
         starts: IntArray,
         fetch: Fetch,
-        into: Mapping[str, npt.NDArray[Any]],
+        into: Mapping[str, AnyArray],
     ) -> dict[str, Any]:
         """For each key the padded windows that begin at these steps: [windows, window, ...], in the
         array of `into` if there is one. Without a window a list of whole episodes.
         """
         columns: dict[str, Any] = {}
         spans: list[_Spans] = []
-        cut: list[tuple[npt.NDArray[Any], int, int]] = []
+        cut: list[tuple[AnyArray, int, int]] = []
         for key in self.keys:
             firsts, ends = self.windows.inside(episodes, starts, key.window)
             if key.window is None:
@@ -419,7 +419,7 @@ class EpisodeSource(ReadersSource):
             overlap = self.windows.options.stride < (self.windows.options.window or 0)
         ranges = [np.zeros((3, 0), np.int64)]
         buffers: list[memoryview] = []
-        waiting: list[tuple[ArrayReader, IntArray, list[npt.NDArray[Any]]]] = []
+        waiting: list[tuple[ArrayReader, IntArray, list[AnyArray]]] = []
         for key, episodes, firsts, ends, outs in spans:
             if not key.row_bytes:
                 continue
@@ -457,9 +457,7 @@ class EpisodeSource(ReadersSource):
         firsts, ends = self.windows.inside(episodes, starts, self.windows.options.window)
         return bands.holding(episodes, firsts, ends)
 
-    def read_bands(
-        self, numbers: Sequence[int], bands: Windows
-    ) -> list[dict[str, npt.NDArray[Any]]]:
+    def read_bands(self, numbers: Sequence[int], bands: Windows) -> list[dict[str, AnyArray]]:
         """The steps of some bands: a dict by key for each."""
         episodes, starts = bands.places(np.asarray(numbers, np.int64))
         firsts, ends = bands.inside(episodes, starts, bands.options.window)
@@ -474,7 +472,7 @@ class EpisodeSource(ReadersSource):
         self,
         indices: IntArray,
         bands: Windows,
-        held: Mapping[int, Mapping[str, npt.NDArray[Any]]],
+        held: Mapping[int, Mapping[str, AnyArray]],
     ) -> list[dict[str, Any]]:
         """Windows, as `read` returns them, from bands that contain all of their steps."""
 

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.arguments import described
-from headrace.dtypes import IntArray
+from headrace.dtypes import AnyArray, IntArray
 from headrace.errors import (
     ConfigError,
     FileChangedError,
@@ -127,7 +127,7 @@ def open_matrix(tree: Tree, group: str) -> Matrix:
 
 
 def _damage(
-    indptr: npt.NDArray[Any], rows: int, columns: int, indices: ArrayReader, data: ArrayReader
+    indptr: AnyArray, rows: int, columns: int, indices: ArrayReader, data: ArrayReader
 ) -> str | None:
     """What is wrong with the arrays of a matrix."""
     if rows < 0 or columns < 0:
@@ -165,7 +165,7 @@ class Column(NamedTuple):
         values: [rows] numbers; str objects; of categories their codes, -1 where there is none.
     """
 
-    values: npt.NDArray[Any]
+    values: AnyArray
     categories: list[str] | None = None
 
 
@@ -256,7 +256,7 @@ def read_column(tree: Tree, table: str, name: str, rows: int | None = None) -> C
     return Column(values, categories)
 
 
-def _nullable(tree: Tree, place: str, where: str) -> npt.NDArray[Any]:
+def _nullable(tree: Tree, place: str, where: str) -> AnyArray:
     """The values of a nullable column, none of which may be missing."""
     encoding = tree.text(place, "encoding-type")
     if encoding not in _NULLABLE:
@@ -332,7 +332,7 @@ def joined_column(columns: list[Column], name: str) -> Column:
 # -- all files
 
 
-class RowTable(Mapping[str, npt.NDArray[Any]]):
+class RowTable(Mapping[str, AnyArray]):
     """The columns of `obs`, by name: [rows] numbers or str objects, of categories their codes. Each
     is read when it is asked for.
 
@@ -341,11 +341,11 @@ class RowTable(Mapping[str, npt.NDArray[Any]]):
         read: reads one. Must be picklable.
     """
 
-    def __init__(self, names: list[str], read: Callable[[str], npt.NDArray[Any]]) -> None:
+    def __init__(self, names: list[str], read: Callable[[str], AnyArray]) -> None:
         self._names = names
         self._read = read
 
-    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+    def __getitem__(self, name: str) -> AnyArray:
         return self._read(name)
 
     def __iter__(self) -> Iterator[str]:
@@ -360,7 +360,7 @@ class RowTable(Mapping[str, npt.NDArray[Any]]):
 
 def _read_labels(
     data_path: DataPath, reach: RemoteOptions, group: str, matrix_rows: list[int], name: str
-) -> npt.NDArray[Any]:
+) -> AnyArray:
     """A column of `obs` of files whose matrices have so many rows each."""
 
     def read(tree: Tree) -> tuple[str, Column]:
@@ -593,7 +593,7 @@ def _named(columns: Any, names: list[str] | None, files: Sequence[_File]) -> Int
     return np.array([known[name] for name in chosen], np.int64)
 
 
-def _numbered(columns: npt.NDArray[Any], width: int) -> IntArray:
+def _numbered(columns: AnyArray, width: int) -> IntArray:
     """The numbers of columns, by a mask or by numbers, which may be negative."""
     if columns.dtype == bool and columns.shape == (width,):
         columns = np.flatnonzero(columns)

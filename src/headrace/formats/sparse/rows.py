@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dtypes import ArraySpec, IntArray
+from headrace.dtypes import AnyArray, ArraySpec, IntArray
 from headrace.errors import FormatError
 from headrace.formats import source
 from headrace.formats.arrays.joined import joined_readers
@@ -22,7 +22,7 @@ from headrace.memory.anonymous import SharedArray
 
 # of a block: a row that begins in its last chunk ends in one more, which is decoded for it
 _LEAST_CHUNKS = 2
-Record = tuple[npt.NDArray[Any], npt.NDArray[Any]]
+Record = tuple[AnyArray, AnyArray]
 """Columns and values of one row."""
 
 
@@ -38,11 +38,11 @@ class CSRRows(NamedTuple):
     """
 
     indptr: IntArray
-    indices: npt.NDArray[Any]
-    values: npt.NDArray[Any]
+    indices: AnyArray
+    values: AnyArray
 
     @classmethod
-    def of(cls, sizes: IntArray, indices: npt.NDArray[Any], values: npt.NDArray[Any]) -> CSRRows:
+    def of(cls, sizes: IntArray, indices: AnyArray, values: AnyArray) -> CSRRows:
         """Rows of the given sizes ([rows])."""
         indptr = np.zeros(len(sizes) + 1, np.int64)
         np.cumsum(sizes, out=indptr[1:])
@@ -96,7 +96,7 @@ class CSRRows(NamedTuple):
         sizes = np.bincount(row_of, minlength=len(self.indptr) - 1)
         return CSRRows.of(sizes, indices.astype(self.indices.dtype), values)
 
-    def select(self, numbers: npt.NDArray[Any]) -> CSRRows:
+    def select(self, numbers: AnyArray) -> CSRRows:
         """The values of some columns; not in canonical form where these stand in another order.
 
         Args:
@@ -109,7 +109,7 @@ class CSRRows(NamedTuple):
         kept = np.concatenate([[0], np.cumsum(is_kept)])
         return CSRRows(kept[self.indptr], indices[is_kept], self.values[is_kept])
 
-    def scatter(self, out: npt.NDArray[Any]) -> None:
+    def scatter(self, out: AnyArray) -> None:
         """Writes rows in canonical form into a dense array.
 
         Args:
@@ -130,7 +130,7 @@ class Matrix(NamedTuple):
 
     group: str
     shape: tuple[int, int]
-    indptr: npt.NDArray[Any]
+    indptr: AnyArray
     indices: ArrayReader
     data: ArrayReader
 
@@ -254,7 +254,7 @@ class SparseSource(ReadersSource):
             return 0
         return self._count * sum(reader.dtype.itemsize for reader in self._readers)
 
-    def blocks_of(self, nbytes: int) -> npt.NDArray[np.int64]:
+    def blocks_of(self, nbytes: int) -> IntArray:
         """Rows whose first values lie in the same chunks, or the same `nbytes`."""
         numbers = self._indptr.array[:-1] // self._block_values(nbytes)
         return np.unique(numbers, return_counts=True)[1].astype(np.int64)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from headrace.dtypes import AnyArray
 from headrace.errors import ConfigError, FormatError, MissingNameError
 from headrace.formats.arrays.chunks import ChunkTable, DirectChunks, Grid
 from headrace.formats.arrays.codecs import Pipeline
@@ -54,7 +54,7 @@ class NumpySource(ArraysSource):
         fields = {name: _reader(name, opened, arrays[name]) for name in some}
         super().__init__(shown, opened, names, fields)
 
-    def column(self, name: str) -> npt.NDArray[Any]:
+    def column(self, name: str) -> AnyArray:
         """All rows of an array of the file."""
         array = self._arrays[name]
         if array.shape[0] != len(self):

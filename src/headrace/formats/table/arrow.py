@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dtypes import IntArray
+from headrace.dtypes import AnyArray, IntArray
 from headrace.errors import FormatError
 from headrace.formats.table.columns import inner_types, opened, pyarrow, what_is, zeros
 from headrace.formats.table.files import CONTINUED, MAGIC, TAIL, Block, TableFile
@@ -146,7 +146,7 @@ def _named_messages(
         yield start, start + head, message
 
 
-def _blocks(footer: bytes, field: int) -> npt.NDArray[Any]:
+def _blocks(footer: bytes, field: int) -> AnyArray:
     """A vector of the footer, which is a FlatBuffer (https://flatbuffers.dev/internals): pyarrow
     does not say where messages lie.
     """
@@ -414,7 +414,7 @@ class _StoredRows:
 
     def _offsets(
         self, kind: Any, begins: IntArray, lengths: IntArray
-    ) -> tuple[npt.NDArray[Any], IntArray, IntArray]:
+    ) -> tuple[AnyArray, IntArray, IntArray]:
         """Offsets of lists, texts or bytes one behind the other; and where those of each span
         begin and end in the file.
         """

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dtypes import ArraySpec, IntArray
+from headrace.dtypes import AnyArray, ArraySpec, IntArray
 from headrace.errors import ConfigError, FormatError
 from headrace.io.files import Fetch, HeldBytes
 
@@ -188,12 +188,12 @@ class Numbers(Column):
         valid: [n] False where a row, or a number in it, is missing; None: all are there.
     """
 
-    def __init__(self, name: str, data: npt.NDArray[Any], valid: Mask | None) -> None:
+    def __init__(self, name: str, data: AnyArray, valid: Mask | None) -> None:
         self._name = name
         self._data = np.require(data, requirements="A")  # else `take` copies all of it
         self.valid = valid
 
-    def take(self, rows: IntArray) -> npt.NDArray[Any]:
+    def take(self, rows: IntArray) -> AnyArray:
         """Copies of rows, [len(rows), ...].
 
         Raises:
@@ -229,7 +229,7 @@ class Texts(Column):
     def __init__(self, name: str, array: Any) -> None:
         pa = pyarrow()
         self._name = name
-        self._codes: npt.NDArray[Any] | None = None
+        self._codes: AnyArray | None = None
         self._is_wrong: Mask | None = None  # where codes are of no item, if some are
         rows = len(array)
         if pa.types.is_dictionary(array.type):
@@ -320,7 +320,7 @@ class Lists(Column):
         valid: [n] False where there is none.
     """
 
-    def __init__(self, ends: npt.NDArray[Any], items: Column, valid: Mask | None) -> None:
+    def __init__(self, ends: AnyArray, items: Column, valid: Mask | None) -> None:
         self._ends = ends
         self._items = items
         self._valid = valid
@@ -420,7 +420,7 @@ def _stored(array: Any) -> Any:
     return array
 
 
-def _items_of(array: Any) -> tuple[npt.NDArray[Any], Any]:
+def _items_of(array: Any) -> tuple[AnyArray, Any]:
     """Where the items of lists begin and end ([n + 1]), and these, one list after the other,
     those of missing ones too.
     """
@@ -438,7 +438,7 @@ def _valid_of(array: Any) -> Mask | None:
     return _flat(array.is_valid())
 
 
-def _flat(array: Any) -> npt.NDArray[Any]:
+def _flat(array: Any) -> AnyArray:
     """Numbers, whatever they are where one is missing. pyarrow's `to_numpy` would import pandas."""
     if pyarrow().types.is_boolean(array.type):
         return _flat(array.cast(pyarrow().uint8())).view(np.bool_)

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import AccessError, FormatError, MissingNameError
@@ -302,7 +301,7 @@ class TableFile(ABC):
 
     @property
     @abstractmethod
-    def nbytes(self) -> npt.NDArray[np.int64]:
+    def nbytes(self) -> IntArray:
         """[blocks] decoded bytes of each block, approximately."""
 
     def where(self, block: int) -> str:

@@ -23,9 +23,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
-from headrace.dtypes import ArraySpec, IntArray
+from headrace.dtypes import AnyArray, ArraySpec, IntArray
 from headrace.errors import FormatError
 from headrace.formats.arrays.chunks import Chunks
 from headrace.formats.arrays.reader import OpenArrays, OpenSource, visit
@@ -54,7 +53,7 @@ _WIDE = 8 << 10  # bytes of a row that are worth a copy by itself
 _NULL = "null"
 _FEW = 8  # rows of a block that are copied one by one, rather than together
 
-Out = npt.NDArray[Any] | list[Any]
+Out = AnyArray | list[Any]
 """Where the values of a column go: the rows of an array, or a list."""
 
 
@@ -202,7 +201,7 @@ class TableSource(OpenSource, RowSource):
     def __len__(self) -> int:
         return int(self._firsts[-1])
 
-    def blocks(self) -> npt.NDArray[np.int64]:
+    def blocks(self) -> IntArray:
         return np.diff(self._blocks.starts.array)
 
     @property
@@ -347,14 +346,14 @@ class TableSource(OpenSource, RowSource):
 
         visit(self._blocks, self._opened.chunks, "", blocks, used, use, self.run)
 
-    def byte_ranges(self, indices: npt.NDArray[np.int64]) -> ByteRanges:
+    def byte_ranges(self, indices: IntArray) -> ByteRanges:
         starts = self._blocks.starts.array
         numbers = distinct(np.searchsorted(starts, indices, side="right") - 1)
         return ByteRanges.joined(self._blocks.ranges(numbers.tolist()))
 
     # -- whole columns
 
-    def column(self, name: str) -> list[Any] | npt.NDArray[Any]:
+    def column(self, name: str) -> list[Any] | AnyArray:
         """All values of a column, which may be one that is not read else: numbers as an array [n],
         others as a list.
 
