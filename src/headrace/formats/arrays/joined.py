@@ -14,29 +14,9 @@ import numpy as np
 
 from headrace.dtypes import AnyArray, IntArray
 from headrace.formats.arrays.chunks import Chunks
-from headrace.formats.arrays.reader import GROUP, ArrayReader, Cuts
+from headrace.formats.arrays.reader import GROUP, ArrayReader, Block, Cuts
 from headrace.formats.source import Map
 from headrace.memory.lru import held_bytes
-
-
-class AlignedChunk:
-    """Decoded chunks of several arrays, which have the same rows.
-
-    Attributes:
-        views: of each.
-        nbytes: of all.
-    """
-
-    __slots__ = ("nbytes", "views")
-
-    def __init__(self, arrays: Sequence[AnyArray]) -> None:
-        # a view would keep all that was read with it
-        alone = [array.copy() if held_bytes(array) > array.nbytes else array for array in arrays]
-        self.views: list[Any] = [array.data for array in alone]
-        self.nbytes: int = sum(array.nbytes for array in alone)
-
-    def __len__(self) -> int:
-        return len(self.views[0])
 
 
 class AlignedChunks(Chunks):
@@ -60,8 +40,11 @@ class AlignedChunks(Chunks):
             chunk = array.decode(number, stored)
             if chunk is None:
                 chunk = np.full(array.grid.chunks, array.fill, array.dtype)
+            elif held_bytes(chunk) > chunk.nbytes:  # a view would keep all that was read with it
+                chunk = chunk.copy()
             chunks.append(chunk)
-        return AlignedChunk(chunks)
+        views = [chunk.data for chunk in chunks]
+        return Block(views, len(views[0]), sum(chunk.nbytes for chunk in chunks))
 
     def check_cached(self, number: int) -> None:
         for array in self._arrays:
@@ -116,7 +99,7 @@ class JoinedReader(ArrayReader):
 
         def take(numbers: IntArray, chunk: Any) -> None:
             for number in numbers.tolist():
-                parts = [view[starts[number] : stops[number]] for view in chunk.views]
+                parts = [view[starts[number] : stops[number]] for view in chunk.content]
                 pieces[number] = list(map(bytes, parts)) if is_copied else parts
 
         self._visit_parts(self.chunks, cuts.chunks, cuts.stops - cuts.starts, take, run)

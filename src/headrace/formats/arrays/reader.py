@@ -48,11 +48,24 @@ _MANY = 4  # so many rows of one chunk, or more, are copied by one call
 
 
 @dataclass(slots=True, eq=False)
+class Block:
+    """A chunk that is no array, such as a row group of a table."""
+
+    content: Any
+    rows: int
+    nbytes: int
+    """Bytes of the content."""
+
+    def __len__(self) -> int:
+        return self.rows
+
+
+@dataclass(slots=True, eq=False)
 class Decoded:
     """A chunk that is cached."""
 
     chunk: Any
-    """An array, or the columns of a block of a table."""
+    """An array, or a `Block`."""
     left: int
     """Rows that have not been read yet."""
     nbytes: int

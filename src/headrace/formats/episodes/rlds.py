@@ -20,7 +20,7 @@ import numpy as np
 from headrace.dtypes import AnyArray, IntArray
 from headrace.errors import AccessError, FormatError, MissingNameError
 from headrace.formats.arrays.chunks import Chunks, Grid
-from headrace.formats.arrays.reader import OpenArrays, visit
+from headrace.formats.arrays.reader import Block, OpenArrays, visit
 from headrace.formats.episodes.source import EpisodeSource, Windows
 from headrace.formats.files import check_splits
 from headrace.formats.resolve.file_set import FileSet
@@ -199,19 +199,8 @@ def values_of(
     return found
 
 
-class _Steps(NamedTuple):
-    """The values of a record by key: an array [steps, ...], or a list of the bytes of each step."""
-
-    values: dict[str, Any]
-    nbytes: int
-    steps: int
-
-    def __len__(self) -> int:
-        return self.steps
-
-
 class _RecordChunks(Chunks):
-    """Records as chunks."""
+    """Records as chunks: by key an array [steps, ...], or a list of the bytes of each step."""
 
     is_direct = True
 
@@ -254,7 +243,7 @@ class _RecordChunks(Chunks):
             values[name] = value
             if is_array:
                 values[name] = value.reshape(steps, *feature.shape).astype(feature.dtype)
-        return _Steps(values, len(data), steps)
+        return Block(values, steps, len(data))
 
 
 class RecordEpisodes(EpisodeSource):
@@ -296,10 +285,10 @@ class RecordEpisodes(EpisodeSource):
         numbers = list(wanted)
         encoded: list[tuple[str, bytes, AnyArray]] = []
 
-        def use(at: int, record: _Steps) -> None:
+        def use(at: int, record: Block) -> None:
             for span, number in wanted[numbers[at]]:
                 name = span.key.name
-                steps = record.values[name][int(span.firsts[number]) : int(span.ends[number])]
+                steps = record.content[name][int(span.firsts[number]) : int(span.ends[number])]
                 out = span.outs[number]
                 if isinstance(steps, np.ndarray):
                     out[...] = steps

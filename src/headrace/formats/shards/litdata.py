@@ -227,17 +227,13 @@ class _TableColumns(Columns):
 def _opened(paths: Sequence[str], files: Files) -> Columns:
     """The columns of chunks. Since 0.2.71 LitData writes samples of plain values as tables."""
     columns = LitDataColumns(paths, files)
-    if columns.may_be_tables and _begins_with_table(columns.shards, files):
-        return _TableColumns(columns.shards, files)
-    return columns
-
-
-def _begins_with_table(shards: Sequence[Shard], files: Files) -> bool:
-    """True if the first chunk that is there holds a table."""
-    for shard in shards:
+    if not columns.may_be_tables:
+        return columns
+    for shard in columns.shards:
         with contextlib.suppress(DataNotFoundError):  # an error of its samples
-            return _table_in(files, shard.path)[1] > 0
-    return False
+            _, nbytes = _table_in(files, shard.path)
+            return _TableColumns(columns.shards, files) if nbytes else columns
+    return columns
 
 
 LITDATA = Format(

@@ -28,13 +28,12 @@ from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import DataNotFoundError, FormatError
 from headrace.formats.arrays.chunks import Chunks
 from headrace.formats.arrays.codecs import GUNZIP, ZSTD, Codec, Pipeline
-from headrace.formats.arrays.reader import OpenArrays, OpenSource, visit
+from headrace.formats.arrays.reader import Block, OpenArrays, OpenSource, visit
 from headrace.formats.arrays.rows import layout_fingerprint
 from headrace.formats.shards.heads import (
     COPY,
     INDEX,
     OFFSET,
-    Edges,
     Heads,
     Shard,
     head_in,
@@ -128,23 +127,10 @@ class ShardColumn(NamedTuple):
         return None
 
 
-class _Opened(NamedTuple):
-    """The bytes of samples that were compressed together, and where these begin and end."""
-
-    data: memoryview
-    edges: Edges
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of both."""
-        return self.data.nbytes + self.edges.nbytes
-
-    def __len__(self) -> int:  # a cache drops it when so many samples were taken
-        return len(self.edges) - 1
-
-
 class _Packed(Chunks):
-    """Compressed shards, or their frames, as chunks, numbered through."""
+    """Compressed shards, or their frames, as chunks, numbered through: the bytes of samples that
+    were compressed together, and where these begin and end.
+    """
 
     def __init__(self, files: Files, shards: Sequence[Shard], heads: Heads) -> None:
         self._files = files
@@ -186,15 +172,15 @@ class _Packed(Chunks):
         if shard.rows:
             first = inner * shard.rows
             [head] = self._heads.of([at])
-            edges = head.edges[first : first + shard.rows + 1]
-            nbytes = int(edges[-1] - edges[0])
+            edges = head.edges[first : first + shard.rows + 1] - head.edges[first]
+            nbytes = int(edges[-1])
         try:
             made = Pipeline([CODECS[shard.codec]]).decode(data, nbytes)
         except FormatError as error:
             raise FormatError(f"{redact(shard.path)}: {error}: {COPY}") from error
         if edges is None:
-            return _Opened(made.data, head_in(made.data, shard).edges)
-        return _Opened(made.data, edges - edges[0])
+            edges = head_in(made.data, shard).edges
+        return Block((made.data, edges), len(edges) - 1, made.data.nbytes + edges.nbytes)
 
     def check_cached(self, number: int) -> None:
         self._files.check(self._shards[self._place(number)[0]].path)
@@ -371,10 +357,11 @@ class ShardSource(OpenSource, RowSource):
         numbers = distinct(chunks[is_packed]).tolist()
         places = [np.flatnonzero(chunks == number).tolist() for number in numbers]
 
-        def use(number: int, opened: _Opened) -> None:
+        def use(number: int, opened: Block) -> None:
+            data, edges = opened.content
             for at in places[number]:
-                start, stop = opened.edges[within[at] : within[at] + 2].tolist()
-                records[at] = self._record(opened.data[start:stop])
+                start, stop = edges[within[at] : within[at] + 2].tolist()
+                records[at] = self._record(data[start:stop])
 
         used = list(map(len, places))
         visit(self._chunks, self._opened.chunks, "", numbers, used, use, self.run)

@@ -177,21 +177,15 @@ def tables_of(tree: Tree, group: str) -> tuple[str | None, str | None]:
     """
     before, _, last = group.rpartition("/")
     parent, _, kind = before.rpartition("/")
-    rows: str | None = None
-    columns: str | None = None
-    if kind in ("obsm", "layers"):
-        rows = parent
-        if kind == "layers":
-            columns = parent
+    found: list[str | None] = [None, None]
+    if kind == "obsm":
+        found[0] = join(parent, "obs")
+    elif kind == "layers":
+        found = [join(parent, "obs"), join(parent, "var")]
     elif last == "X":
-        rows = columns = before
-        if kind == "raw":
-            rows = parent
-    found: list[str | None] = []
-    for base, table in ((rows, "obs"), (columns, "var")):
-        has_table = base is not None and tree.is_group(join(base, table))
-        found.append(join(base or "", table) if has_table else None)
-    return found[0], found[1]
+        found = [join(parent if kind == "raw" else before, "obs"), join(before, "var")]
+    rows, columns = (table if table and tree.is_group(table) else None for table in found)
+    return rows, columns
 
 
 def names_in(tree: Tree, table: str, rows: int) -> list[str]:

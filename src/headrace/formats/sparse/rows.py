@@ -164,6 +164,7 @@ class SparseSource(ReadersSource):
     ) -> None:
         super().__init__(path, opened, [matrix.indices, matrix.data])
         self._joined = joined_readers(self._readers)
+        self._value_nbytes = sum(reader.dtype.itemsize for reader in self._readers)
         self.group: str = matrix.group
         self.shape: tuple[int, int] = (matrix.shape[0], columns)
         self.stored_dtype: np.dtype[Any] = matrix.data.dtype.newbyteorder("=")
@@ -242,17 +243,16 @@ class SparseSource(ReadersSource):
         """Values of a block: of several chunks that are decoded as a whole, or as many as take
         `nbytes`.
         """
-        value_nbytes = sum(reader.dtype.itemsize for reader in self._readers)
         height = self._tallest
         if height == 1:
-            return max(1, nbytes // value_nbytes)
-        return height * max(_LEAST_CHUNKS, source.LONGEST // value_nbytes // height)
+            return max(1, nbytes // self._value_nbytes)
+        return height * max(_LEAST_CHUNKS, source.LONGEST // self._value_nbytes // height)
 
     @property
     def cut_nbytes(self) -> int:
         if self._cached:
             return 0
-        return self._count * sum(reader.dtype.itemsize for reader in self._readers)
+        return self._count * self._value_nbytes
 
     def blocks_of(self, nbytes: int) -> IntArray:
         """Rows whose first values lie in the same chunks, or the same `nbytes`."""

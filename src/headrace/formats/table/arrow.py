@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from headrace.dtypes import AnyArray, IntArray
 from headrace.errors import FormatError
-from headrace.formats.table.columns import inner_types, opened, pyarrow, what_is, zeros
-from headrace.formats.table.files import CONTINUED, MAGIC, TAIL, Block, TableFile
+from headrace.formats.table.columns import Column, inner_types, opened, pyarrow, what_is, zeros
+from headrace.formats.table.files import CONTINUED, MAGIC, TAIL, TableFile
 from headrace.io.array_file import Arrays
 from headrace.io.files import Files
 from headrace.io.index import IndexKind, index_of
@@ -229,6 +229,9 @@ class ArrowTable(TableFile):
 
     def choose(self, names: Sequence[str]) -> None:
         super().choose(names)
+        start, _, stop = self._places.array.T
+        # of compressed ones more, and nobody says how much
+        self.nbytes = np.maximum(stop - start, self.rows * self.fixed_nbytes)
         self._known = None
         self.is_in_place = False
         types = [self.schema.field(name).type for name in names]
@@ -237,13 +240,6 @@ class ArrowTable(TableFile):
         with asking("pyarrow", self.shown), contextlib.suppress(OSError, FormatError):
             self._buffers(int((self.rows > 0).argmax()))
             self.is_in_place = True
-
-    @property
-    def nbytes(self) -> IntArray:
-        # of compressed ones more, and nobody says how much
-        start, _, stop = self._places.array.T
-        nbytes: IntArray = np.maximum(stop - start, self.rows * self.fixed_nbytes)
-        return nbytes
 
     def ranges(self, block: int) -> ByteRanges:
         if self.is_in_place:
@@ -254,7 +250,7 @@ class ArrowTable(TableFile):
     def read(self, block: int, held: list[tuple[int, memoryview]]) -> Any:
         return _read_batch([memoryview(self._head), held[0][1]], self.schema, self.names)
 
-    def take(self, blocks: IntArray, rows: IntArray) -> Block:
+    def take(self, blocks: IntArray, rows: IntArray) -> dict[str, Column]:
         """Rows of record batches that lie as they are in memory.
 
         Args:
@@ -269,7 +265,7 @@ class ArrowTable(TableFile):
             arrays, places = self._learn(blocks)
             stored = _StoredRows(self._files, self.path, places[:, :, blocks])
             ones = np.ones_like(rows)
-            return self.block([stored.spans(like, rows, ones) for like in arrays], len(rows), 0)
+            return self.columns_of([stored.spans(like, rows, ones) for like in arrays])
 
     def _learn(self, blocks: IntArray) -> tuple[list[Any], IntArray]:
         """Arrays of pyarrow's with the types and dictionaries of the columns, whose values are

@@ -5,17 +5,19 @@ pyarrow.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import AccessError, FormatError, MissingNameError
+from headrace.formats.arrays.reader import Block
 from headrace.formats.resolve.file_set import BOOKKEEPING, READERS, FileSet, Format
 from headrace.formats.table.columns import (
     Column,
@@ -150,23 +152,6 @@ def hold_arrays(files: FileSet, shown: str) -> bool:
     return True in found
 
 
-class Block(NamedTuple):
-    """The columns of a row group or a record batch, or of some rows.
-
-    Attributes:
-        columns: by name.
-        rows: number of rows.
-        nbytes: bytes of the columns.
-    """
-
-    columns: dict[str, Column]
-    rows: int
-    nbytes: int
-
-    def __len__(self) -> int:
-        return self.rows
-
-
 class TableFile(ABC):
     """A file of a table. Picklable.
 
@@ -178,6 +163,7 @@ class TableFile(ABC):
 
     Attributes:
         names, kinds: names and types (as text) of the columns that are read, see `choose`.
+        nbytes: [blocks] decoded bytes of each block, approximately.
     """
 
     kind: str
@@ -189,6 +175,7 @@ class TableFile(ABC):
     is_in_place = False
     """True if only the bytes of rows are read, and not whole blocks: see `take`."""
     names: tuple[str, ...] = ()
+    nbytes: IntArray
 
     def __init__(self, path: str, shown: str, schema: Any, rows: IntArray) -> None:
         self.path = path
@@ -197,7 +184,13 @@ class TableFile(ABC):
         self.rows = rows
         with asking("pyarrow", shown):
             self._names: list[str] = schema.names
-        self._features = _features_in(schema)
+        # what HuggingFace's `datasets` noted of columns, such as the shapes of lists of lists
+        self._features: dict[str, dict[str, Any]] = {}
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            noted = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+            for name, feature in noted["info"]["features"].items():
+                if isinstance(feature, dict):
+                    self._features[name] = feature
 
     def choose(self, names: Sequence[str]) -> None:
         """Chooses the columns that are read.
@@ -273,7 +266,7 @@ class TableFile(ABC):
         """
 
     def decode(self, block: int, held: list[tuple[int, memoryview]]) -> Block:
-        """Decodes a block, see `read`.
+        """Decodes the columns of a block, see `read`.
 
         Raises:
             FormatError: it is damaged.
@@ -286,39 +279,22 @@ class TableFile(ABC):
                     "the file is damaged"
                 )
             arrays = [table.column(name) for name in self.names]
-            return self.block(arrays, table.num_rows, table.nbytes)
+            return Block(self.columns_of(arrays), table.num_rows, table.nbytes)
 
-    def block(self, arrays: Sequence[Any], rows: int, nbytes: int) -> Block:
-        """Makes a block from arrays of pyarrow's, one per column."""
+    def columns_of(self, arrays: Sequence[Any]) -> dict[str, Column]:
+        """The columns of arrays of pyarrow's, one per name."""
         columns = {}
         for name, array in zip(self.names, arrays, strict=True):
             columns[name] = column_of(name, array, self._shapes.get(name))
-        return Block(columns, rows, nbytes)
+        return columns
 
-    def take(self, blocks: IntArray, rows: IntArray) -> Block:
+    def take(self, blocks: IntArray, rows: IntArray) -> dict[str, Column]:
         """Reads rows ([n]) of blocks ([n]). Only if `is_in_place`."""
         raise NotImplementedError
-
-    @property
-    @abstractmethod
-    def nbytes(self) -> IntArray:
-        """[blocks] decoded bytes of each block, approximately."""
 
     def where(self, block: int) -> str:
         """A block, for messages."""
         return f"{self.shown}, {self.block_is} {block}"
-
-
-def _features_in(schema: Any) -> dict[str, dict[str, Any]]:
-    """The features that HuggingFace's `datasets` stored for columns, such as the shapes of lists of
-    lists (`Array2D` and so on).
-    """
-    try:
-        noted = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-        features = noted["info"]["features"].items()
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return {}
-    return {name: feature for name, feature in features if isinstance(feature, dict)}
 
 
 # -- Parquet
@@ -390,7 +366,7 @@ class ParquetTable(TableFile):
                 f"{self._stops[number, at]:,}, and the row groups of the file end at byte "
                 f"{self._end:,}: it is cut short"
             )
-        self._nbytes: IntArray = np.maximum(sizes.sum(axis=1), self.rows * self.fixed_nbytes)
+        self.nbytes = np.maximum(sizes.sum(axis=1), self.rows * self.fixed_nbytes)
 
     def _place(self, chunk: Any, leaf: int) -> tuple[int, int, int, bool]:
         """First byte and end of a column chunk, its bytes decoded, and whether it holds texts or
@@ -411,10 +387,6 @@ class ParquetTable(TableFile):
             return start, stop, nbytes + numbers * is_coded, is_coded
         width = _WIDTHS.get(chunk.physical_type) or self._metadata.schema.column(leaf).length
         return start, stop, max(nbytes, width * chunk.num_values), False
-
-    @property
-    def nbytes(self) -> IntArray:
-        return self._nbytes
 
     def ranges(self, block: int) -> ByteRanges:
         return ByteRanges.in_file(self.path, self._starts[block], self._stops[block])

@@ -26,16 +26,16 @@ import numpy as np
 
 from headrace.dtypes import AnyArray, ArraySpec, IntArray
 from headrace.errors import FormatError
+from headrace.formats import source
 from headrace.formats.arrays.chunks import Chunks
 from headrace.formats.arrays.reader import OpenArrays, OpenSource, visit
 from headrace.formats.arrays.rows import layout_fingerprint
 from headrace.formats.resolve.file_set import FileSet
-from headrace.formats.source import Column, Description, Rows, RowSource
+from headrace.formats.source import Description, Rows, RowSource
 from headrace.formats.table.arrow import INDEX, ArrowTable
-from headrace.formats.table.columns import Numbers, pyarrow, storage_of, what_is
+from headrace.formats.table.columns import Column, Numbers, pyarrow, storage_of, what_is
 from headrace.formats.table.files import (
     TAIL,
-    Block,
     ParquetTable,
     TableFile,
     kind_of_table,
@@ -258,7 +258,7 @@ class TableSource(OpenSource, RowSource):
             way = "of the rows" if table.is_in_place else f"+ pyarrow, a {table.block_is} at a time"
             ways[f"{table.blocks_are} of {table.kind}, {read} {way}"] = None
         sizes = self._blocks.sizes.array
-        column = Column("rows", "; ".join(ways))
+        column = source.Column("rows", "; ".join(ways))
         column.sample = ", ".join(f"{name} {self.first.kinds[name]}" for name in self.names)
         column.nbytes = column.read = int(sizes.sum()) // max(1, len(self))
         if not self.is_in_place and len(sizes):
@@ -313,8 +313,8 @@ class TableSource(OpenSource, RowSource):
             table = self.tables[int(tables[first])]
             if not is_decoded[first]:
                 some = slice(first, last)
-                block = table.take(self._blocks.number_of.array[numbers[some]], inner[some])
-                _write(block, np.arange(last - first), places[some], outs)
+                columns = table.take(self._blocks.number_of.array[numbers[some]], inner[some])
+                _write(columns, np.arange(last - first), places[some], outs)
             elif not self.files.is_remote:  # a server is not asked
                 self.files.check(table.path)
         if is_decoded.any():
@@ -335,11 +335,12 @@ class TableSource(OpenSource, RowSource):
 
         def use(at: int, block: Any) -> None:
             first, last = runs[at]
+            columns: dict[str, Any] = block.content
             if last - first >= _FEW:
-                _write(block, rows[first:last], places[first:last], outs)
+                _write(columns, rows[first:last], places[first:last], outs)
                 return
             for name, out in outs.items():
-                column = block.columns[name]
+                column = columns[name]
                 value = column.value if isinstance(out, list) else column.view
                 for one in range(first, last):
                     out[place_of[one]] = value(row_of[one])
@@ -411,10 +412,12 @@ def _runs(numbers: IntArray) -> list[tuple[int, int]]:
     return list(itertools.pairwise([0, *edges.tolist(), len(numbers)]))
 
 
-def _write(block: Block, rows: IntArray, places: IntArray, outs: Mapping[str, Out]) -> None:
+def _write(
+    columns: Mapping[str, Column], rows: IntArray, places: IntArray, outs: Mapping[str, Out]
+) -> None:
     """Copies rows of a block to their places."""
     for name, out in outs.items():
-        column = block.columns[name]
+        column = columns[name]
         if isinstance(out, list):
             for place, value in zip(places.tolist(), column.values(rows), strict=True):
                 out[place] = value
