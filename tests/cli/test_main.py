@@ -106,11 +106,11 @@ ERRORS: list[tuple[list[str], int, str]] = [
     (["pack", "in", "out.h5", "--compression", "gzip"], 2, "--store decoded"),
     (["pack", "in", "out.h5", "--masks"], 2, "masks does not apply"),
     (["pack", "in", "out.h5", "--targets", "none.csv"], 2, "none.csv does not exist"),
-    (["pack", "in", "out.h5", "--unit", "line", "--targets", "a"], 2, "no 'targets'"),
+    (["pack", "in", "out.h5", "--unit", "line", "--targets", "a"], 2, "--unit is an option for"),
     (["pack", "arrays.h5", "out.h5"], 2, "dataset_name: images .*, labels"),
     (["pack", "plain.h5", "out.h5", "--size", "20", "--store", "decoded"], 2, "--size is"),
     (["pack", "plain.h5", "out.h5", "--store", "encoded"], 2, "--store decoded"),
-    (["pack", "plain.h5", "out.h5", "--unit", "line"], 1, "no text"),
+    (["pack", "plain.h5", "out.h5", "--unit", "line"], 2, "--unit is an option for texts"),
     (["pack", "books", "out.h5"], 2, r"1 .*b\.jsonl, .*1 .*a\.txt: .*--unit file"),
 ]
 
@@ -295,7 +295,7 @@ FOLDER = {"a/x.png": None, "y.png": None}
 HINTS: list[tuple[dict[str, bytes | None], list[str], str]] = [
     (FOLDER, [], "pass --targets (--targets None"),
     ({"x.png": None}, [], "such as a CSV of labels (--targets None"),
-    ({"x.png": None}, ["--unit", "line"], "use ImageDataset"),
+    ({"x.png": None}, ["--unit", "line"], "but --unit is an option for texts"),
     ({"a/x.png": None, "b/1.json": b"{}"}, [], "'b' holds no files that"),
     ({"x.csv": b"text;label\nx;1\n"}, [], "pass --delimiter ';'"),
     ({"x.txt": b"caf\xe9"}, [], "pass --encoding or "),

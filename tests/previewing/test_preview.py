@@ -13,7 +13,6 @@ import zarr
 from PIL import Image
 
 import headrace
-from headrace import SparseDataset
 from headrace.cli.main import main
 from headrace.errors import ConfigError
 from headrace.previewing import draw_sheet, preview
@@ -130,7 +129,7 @@ def test_targets_of_several_columns_are_named(tmp_path: Path) -> None:
         weather = dataset.column_classes["weather"][target["weather"]]
         assert caption == f"weather {weather}, lamps {target['lamps']}"
     matrix = write_anndata(tmp_path / "a.h5ad", random_matrix(9, 4))
-    shown = preview(matrix, opens=SparseDataset, targets=["kind", "age"], count=2, shuffle=False)
+    shown = preview(matrix, targets=["kind", "age"], count=2, shuffle=False)
     assert captions(shown) == ["kind B cell, age 0", "kind NK, age 0.5"]
 
 

@@ -18,7 +18,6 @@ from headrace.errors import ConfigError, HeadraceError, WriteError
 
 if TYPE_CHECKING:
     from headrace.cli.output import Output
-    from headrace.core.dataset import BaseDataset
 
 _NAME = re.compile(r"(?P<module>[\w./\\~-]+?):(?P<name>[A-Za-z_][\w.]*)")
 
@@ -255,27 +254,3 @@ def data_options(given: argparse.Namespace) -> dict[str, Any]:
         except Exception as error:  # of the package's own kind, which is Exception itself
             raise ConfigError(f"--tokenizer {given.tokenizer}: {error}") from None
     return options
-
-
-def open_data(
-    path: str,
-    options: dict[str, Any],
-    opens: Callable[..., BaseDataset] | None = None,
-    are_texts: bool = False,
-) -> BaseDataset:
-    """Opens texts if an option that only texts have is given, or `are_texts`; else calls `opens`,
-    which detects the format.
-    """
-    from headrace.datasets.open import open_dataset
-    from headrace.datasets.text.text import TextDataset
-    from headrace.formats.resolve.resolver import named_format
-    from headrace.formats.table.files import TABLES
-
-    of_texts = {*_TEXTS}
-    if "targets" not in options:
-        of_texts.add("delimiter")  # else it is that of the table of labels
-    if are_texts or options.keys() & of_texts:
-        kind, _ = named_format(path, (TABLES,))
-        if kind is None:
-            return TextDataset(path, **options)
-    return (opens or open_dataset)(path, **options)

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from headrace.cli.flags import PATH, Verb, data_options, open_data
+from headrace.cli.flags import PATH, Verb, data_options
 from headrace.cli.output import Output, fields_of, shortened, visible
 from headrace.errors import FormatError, MissingNameError, warn
 from headrace.io.paths import is_url, redact
@@ -73,14 +73,14 @@ def info_verb(given: argparse.Namespace, output: Output) -> int:
 
 def _opened(given: argparse.Namespace) -> tuple[BaseDataset, list[Column]]:
     """The dataset, and the arrays of its (first) file; where one must be named, the largest."""
-    from headrace import EpisodeDataset, HDF5Dataset, SparseDataset, ZarrDataset
+    from headrace import EpisodeDataset, HDF5Dataset, SparseDataset, ZarrDataset, open_dataset
     from headrace.formats.episodes.rlds import RecordEpisodes
 
     options = data_options(given)
     if is_url(given.path) and "unit" not in options:
         options |= _unit_of(given.path)
     try:
-        dataset = open_data(given.path, options)
+        dataset = open_dataset(given.path, **options)
     except MissingNameError:
         arrays = _arrays(given.path)
         if "dataset_name" in options or not arrays:
@@ -88,7 +88,7 @@ def _opened(given: argparse.Namespace) -> tuple[BaseDataset, list[Column]]:
         name = max(arrays, key=lambda array: array.total).name
         others = "--dataset-name NAME opens another one"
         warn(f"{name!r} is the largest of {len(arrays):,} arrays: {others}")
-        return open_data(given.path, {**options, "dataset_name": name}), arrays
+        return open_dataset(given.path, dataset_name=name, **options), arrays
     is_of_arrays = isinstance(dataset, HDF5Dataset | ZarrDataset | SparseDataset | EpisodeDataset)
     if not is_of_arrays or isinstance(dataset.sample_source, RecordEpisodes):
         return dataset, []

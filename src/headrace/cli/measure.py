@@ -15,7 +15,6 @@ from headrace.cli.flags import (
     imported,
     imported_function,
     is_name,
-    open_data,
 )
 from headrace.cli.output import Output, fields_of, visible
 from headrace.errors import ConfigError, WriteError
@@ -52,7 +51,6 @@ def preview_verb(given: argparse.Namespace, output: Output) -> int:
         seed=42 if given.seed is None else given.seed,
         epoch=given.epoch or 0,
         shuffle=not given.in_order,
-        opens=lambda path, **others: open_data(path, others),
         **options,
     )
     lines = list(shown.lines(output.columns))
@@ -169,10 +167,10 @@ def _loader_of(
 ) -> Any:
     from torch.utils.data import DataLoader
 
-    from headrace import create_dataloader
+    from headrace import create_dataloader, open_dataset
 
     if not is_name(given.target):
-        data: Any = closing.enter_context(open_data(given.target, options))
+        data: Any = closing.enter_context(open_dataset(given.target, **options))
     elif options:
         raise ConfigError(f"{given.target} names Python code: leave out the options of data")
     else:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli.flags import PATH, Verb, count, data_options, open_data
+from headrace.cli.flags import PATH, Verb, count, data_options
 from headrace.cli.output import Output, exit_code_of, visible
 from headrace.errors import ConfigError, HeadraceError, one_line
 
@@ -98,9 +98,8 @@ def pack_verb(given: argparse.Namespace, output: Output) -> int:
         if given.shard_size is None:
             PartFile(given.dst, given.overwrite)
         start = time.perf_counter()
-        are_texts = given.end_token is not None
         with (
-            open_data(given.src, data_options(given) | pixels, open_source, are_texts) as dataset,
+            open_source(given.src, **data_options(given), **pixels) as dataset,
             _executor(given.dask) as executor,
         ):
             packed = pack(dataset, given.dst, dry_run=given.dry_run, executor=executor, **options)

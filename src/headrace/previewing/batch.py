@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
-from headrace.core.dataset import BaseDataset
 from headrace.datasets.open import open_dataset
 from headrace.datasets.streaming import StreamingDataset
 from headrace.dtypes import AnyArray
@@ -93,7 +92,6 @@ def preview(
     seed: int = 42,
     epoch: int = 0,
     shuffle: bool = True,
-    opens: Callable[..., BaseDataset] = open_dataset,
     **options: Any,
 ) -> Preview:
     """The first batch that a loader yields in an epoch, in this process.
@@ -103,8 +101,7 @@ def preview(
         count: samples in the batch.
         seed, epoch: of the order and of random transforms.
         shuffle: False: the first samples in their order.
-        opens: opens the path.
-        **options: of `opens`.
+        **options: of `open_dataset`.
 
     Raises:
         ConfigError: a dataset without samples; options that don't fit.
@@ -112,7 +109,7 @@ def preview(
     """
     loading: dict[str, Any] = {"batch_size": count, "num_workers": 0, "seed": seed}
     notes: list[str] = []
-    with opens(data_path, return_index=True, **options) as dataset:
+    with open_dataset(data_path, return_index=True, **options) as dataset:
         if not (shuffle and isinstance(dataset, StreamingDataset)):  # which is shuffled by blocks
             loading["shuffle"] = shuffle
         try:
