@@ -1,4 +1,4 @@
-"""Samples that are a file each, or two files each; and the classes that their folders are."""
+"""Samples that are one file each, or two; and classes by folders."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class FilesSource(Source):
         remote: how URLs are read.
 
     Raises:
-        DataNotFoundError: nothing there, or nothing that fits.
-        ConfigError: URLs and paths are mixed, or of several file systems.
+        DataNotFoundError: there are no such files.
+        ConfigError: URLs and paths are mixed, or are on several file systems.
     """
 
     def __init__(
@@ -106,9 +106,8 @@ class FilesSource(Source):
         return self._server.shown(self.listing[index])
 
     def sizes(self, indices: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.int64]:
-        """The sizes of files in bytes, of all or of some ([n] int64); 0 where it is not known.
-        Remote ones are listed when all are asked for; of some the sizes are those of the last
-        listing.
+        """The sizes of all files, or of some, in bytes ([n] int64); 0: unknown. Remote files are
+        listed again for the sizes of all; those of some are from the last listing.
         """
         if indices is None:
             self._listed_sizes = None
@@ -134,8 +133,8 @@ class FilesSource(Source):
 
 
 def fingerprint_names(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> str:
-    """The fingerprint of samples that have names: a blake2b hash of names, their lengths and
-    their number.
+    """The fingerprint of samples with names: a blake2b hash of the names, their lengths and their
+    number.
     """
     digest = hashlib.blake2b(digest_size=16)
     digest.update(np.int64(len(offsets) - 1).tobytes())
@@ -146,11 +145,11 @@ def fingerprint_names(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64
 
 
 class PairedSource(Source):
-    """Files, and for each another one that belongs to it: a record is the bytes of both.
+    """Pairs of files, such as an image and its mask: a record is the bytes of both.
 
     Args:
-        files: one a sample.
-        others: those that belong to them, perhaps on another server.
+        files: the first file of each sample.
+        others: the second files, perhaps on another server.
         numbers: [n] int64, for each sample the number of its file among `others`.
     """
 
@@ -187,7 +186,7 @@ class PairedSource(Source):
         return f"{self.files.location(index)} with {self.others.location(int(self.numbers[index]))}"
 
     def other_path(self, index: int) -> str:
-        """The path of the file that belongs to a sample's."""
+        """The path of the second file of a sample."""
         return os.fsdecode(self.others.listing.path(int(self.numbers[index])))
 
     def sizes(self, indices: IntArray | None = None) -> IntArray:
@@ -268,8 +267,8 @@ def folder_targets(
 
 
 def _refuse_other_folders(files: FileSet, filled: list[str]) -> None:
-    """Refuses first-level folders that are hardly classes: the splits of a dataset, and images
-    beside their targets.
+    """Refuses first-level folders that are hardly classes: splits of a dataset, or images next to
+    their targets.
 
     Args:
         files: the samples.

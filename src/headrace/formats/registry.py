@@ -84,7 +84,7 @@ def detect(
     options: RemoteOptions,
     kinds: tuple[Format, ...] = FORMATS,
 ) -> FileSet:
-    """The files that a path means, with their format.
+    """The files at a path, with their format.
 
     Args:
         data_path: a path, glob, URL or list; see `headrace.formats.resolve.resolver.resolve`.
@@ -141,7 +141,7 @@ def open_columns(files: FileSet, options: RemoteOptions, names: Sequence[str]) -
 
 
 def write_index(data_path: DataPath, **options: Unpack[ServerKeywords]) -> list[str]:
-    """Writes an index file next to each data file, so that a dataset opens its URL in few round
+    """Writes an index file next to each data file, by which a dataset opens its URL in few round
     trips.
 
     An index contains what a dataset must know before it can read samples. The index of

@@ -5,17 +5,16 @@ NOTE [ life of an array file ]
 * It is in `cache_dir`, named by a hash of the key it belongs to, which is also stored inside. Its
   owner decides whether it is still valid.
 * Its head, a line of JSON, has this hash, dtypes and sizes, and a checksum of these and of
-  everything that follows: the arrays, each aligned. The first array may be long: it is written in
+  the arrays behind it, each aligned. The first array may be long: it is written in
   pieces, and read by ranges.
 * It is written under a temporary name and renamed when it is on disk. A file that is damaged, has
   another version, belongs to another user, or is writable by others is not trusted, and written
   again.
 * A writer that is killed leaves its temporary file. The next writer removes such files after an
   hour.
-* Of several processes that find out at once that a file is missing, one makes it, and the others
-  wait for it (`ArrayFile.found_or_built`), by a kernel lock on a byte of another file, which a
-  killed process does not keep. A process that waits in vain (for a stopped process, for example)
-  does the work too; nothing else goes wrong.
+* Of several processes that need a missing file at once, one makes it, and the others wait for it
+  (`ArrayFile.found_or_built`), by a kernel lock on a byte of another file, which ends with its
+  process. A process that waits in vain (for a stopped process, for example) makes the file too.
 """
 
 from __future__ import annotations
@@ -66,12 +65,11 @@ class UntrustedError(OSError):
 
 @contextlib.contextmanager
 def unkept(folder: str, what: str, instead: str) -> Iterator[None]:
-    """A context that makes an array file. If the system or the file's own check fails, it warns,
-    and the caller goes on without the file. Headrace's errors, which concern the source of the
-    arrays, pass.
+    """A context for writing an array file. If that fails, it warns, and the caller goes on without
+    the file. Errors of headrace, which concern the source of the arrays, pass.
 
     Args:
-        folder: of the file.
+        folder: the folder of the file.
         what, instead: of the warning: "the table of lines is", and what is done without the file.
     """
     try:
@@ -161,7 +159,7 @@ class ArrayFile:
         lock_file = os.path.join(folder, f"headrace-making-{user_id()}.lock")
         key = int(hash_of(self.path)[:7], 16)
         fd = None
-        # without leave to write nothing is cached, and nobody waits
+        # without permission to write nothing is cached, and nobody waits
         with contextlib.suppress(OSError):
             os.makedirs(folder, 0o700, exist_ok=True)
             if HAS_LOCKS:
@@ -184,7 +182,7 @@ class ArrayFile:
                 unlock(fd)
 
     def write(self, arrays: Sequence[AnyArray]) -> None:
-        """Makes the folder and the file.
+        """Writes the file, and creates its folder.
 
         Raises:
             OSError: it can't be written.
@@ -196,8 +194,8 @@ class ArrayFile:
 
     @contextlib.contextmanager
     def writing(self, dtype: str) -> Iterator[ArrayWriter]:
-        """A writer of a long first array; the file has its name when the context is left without an
-        error.
+        """A context with a writer for a long first array. The file gets its name at the end, unless
+        there is an error.
 
         Raises:
             OSError: it can't be written.
@@ -221,7 +219,8 @@ def copy_of(
     several processes need the copy, one makes it.
 
     Args:
-        files, path: of the file.
+        files: reads the file.
+        path: path or URL of the file.
         about: the kind of the copy, and what else tells it from other copies of the file.
         cache_dir: the folder.
         write: writes the copy.
@@ -229,8 +228,8 @@ def copy_of(
 
     Raises:
         FormatError: the file is damaged, fetched a second time too.
-        AccessError: the file can't be read, `cache_dir` not written to; or a server has no version
-            of it to keep a copy by.
+        AccessError: the file can't be read; `cache_dir` can't be written to; or the server gives
+            the file no version that a copy could be named by.
         RemoteError, FileChangedError, DataNotFoundError: see `Files.read`.
     """
     if files.version(path).tag is None:
@@ -261,7 +260,7 @@ def copy_of(
         except FormatError:
             if not files.is_remote:
                 raise
-        with files.bypassing_cache():  # perhaps of the way, or of what is cached of it here
+        with files.bypassing_cache():  # perhaps the transfer or a cached block was damaged
             return copy()
 
     return cached.found_or_built(files.patience, build)
@@ -295,24 +294,24 @@ def arrays_of(data: bytes, about: str, types: Sequence[str]) -> Arrays:
 
 
 class FileArrays:
-    """A long array and some short ones, in memory that workers share; a long one of many bytes is
-    read from its file by ranges.
+    """A long array and some short ones, in memory that workers share; a very long one is read from
+    its file by ranges.
 
-    Nothing is mapped: if somebody cuts the file short while it is read, that is an error, and no
-    signal that ends the process (SIGBUS). The file was checked when it was opened; a process that
+    Nothing is mapped: a file that is cut short while it is read is an error, not a signal that ends
+    the process (SIGBUS). The file was checked when it was opened; a process that
     opens it anew compares its head.
 
     Args:
         long: the long array; None: it is read by ranges.
         short: the short arrays.
-        path: of the file; "": there is none, so that a pickle takes the arrays along.
-        head: its first line.
-        reserved: what the budget of this process holds for them.
+        path: path of the file; "": there is none, so that a pickle contains the arrays.
+        head: first line of the file.
+        reserved: their reservation in the budget of this process.
 
     Attributes:
-        path: of the file.
-        dtype: of the long array.
-        count: its elements.
+        path: path of the file.
+        dtype: dtype of the long array.
+        count: number of its elements.
     """
 
     def __init__(
@@ -343,7 +342,7 @@ class FileArrays:
         """The whole long array, read-only.
 
         Raises:
-            AccessError: the file is gone, cut short, or another one.
+            AccessError: the file is missing, cut short, or has been replaced.
         """
         if self._long is not None:
             return self._long.array
@@ -363,8 +362,7 @@ class FileArrays:
         return [short.array for short in self._short]
 
     def read(self, begins: IntArray, ends: IntArray) -> AnyArray:
-        """Elements ``begins[i]`` to ``ends[i] - 1`` of the long array, one range behind the other,
-        from the file.
+        """Elements ``begins[i]`` to ``ends[i] - 1`` of the long array, concatenated, from the file.
 
         Returns:
             A read-only array of one axis.
@@ -376,7 +374,7 @@ class FileArrays:
         return self._read(HEAD + begins * nbytes, HEAD + ends * nbytes, self.dtype)
 
     def parts(self, begins: IntArray, ends: IntArray) -> Arrays:
-        """The same ranges as an array each, read-only."""
+        """The same ranges, as one read-only array each."""
         if self._long is not None:
             long = self._long.array
             return [long[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
@@ -385,7 +383,7 @@ class FileArrays:
         return [joined[begin:end] for begin, end in itertools.pairwise([0, *edges])]
 
     def rows(self, length: int, numbers: IntArray) -> AnyArray:
-        """Rows by number, where the long array is rows of so many elements.
+        """Rows by number, if the long array consists of rows of `length` elements.
 
         Returns:
             [len(numbers), length], read-only.
@@ -399,7 +397,7 @@ class FileArrays:
         return self.read(numbers * length, (numbers + 1) * length).reshape(-1, length)
 
     def _read(self, starts: IntArray, stops: IntArray, dtype: npt.DTypeLike) -> AnyArray:
-        """Bytes of the file. Compares the head, once a process; errors name the file."""
+        """Ranges of bytes of the file, whose head is compared once a process."""
         try:
             if self._compared_in != os.getpid():
                 with self._files.opened(self.path) as fd:
@@ -431,11 +429,11 @@ class FileArrays:
 
 
 class ArrayWriter:
-    """Writes a long array a piece at a time, and short ones behind it.
+    """Writes a long array in pieces, and short ones behind it.
 
     Args:
-        file: new, and open for reading too.
-        dtype: of the long array.
+        file: a new file, open for reading too.
+        dtype: dtype of the long array.
     """
 
     def __init__(self, file: BinaryIO, dtype: str) -> None:
@@ -447,7 +445,7 @@ class ArrayWriter:
         file.write(b"\0" * HEAD)
 
     def write(self, values: AnyArray) -> None:
-        """The next values of the long array."""
+        """Appends values to the long array."""
         self._nbytes += self._put(np.ascontiguousarray(values, self._dtype))
 
     def _put(self, array: AnyArray) -> int:
@@ -474,7 +472,7 @@ class ArrayWriter:
         self._file.truncate()
 
     def short(self, arrays: Sequence[AnyArray]) -> None:
-        """The short arrays, once the long one is through."""
+        """Writes the short arrays, after the long one."""
         self._short = [np.ascontiguousarray(array) for array in arrays]
         before = self._nbytes
         for array in self._short:  # each begins aligned
@@ -500,7 +498,7 @@ def _typed(arrays: Sequence[AnyArray], types: Sequence[str]) -> Arrays:
 
 
 def hash_of(about: Any) -> str:
-    """A name for JSON values."""
+    """A hash of JSON values."""
     return hashlib.blake2b(_line(about), digest_size=16).hexdigest()
 
 
@@ -519,7 +517,7 @@ def _ranges_of(head: bytes) -> list[tuple[np.dtype[Any], int, int]]:
 
 
 def _end_of(head: bytes) -> int:
-    """Bytes of a file of such arrays."""
+    """The size of a file with this head."""
     return _ranges_of(head)[-1][2]
 
 
@@ -532,9 +530,7 @@ def _array_at(file: BinaryIO, dtype: np.dtype[Any], start: int, stop: int) -> An
 
 
 def _checked_head(file: BinaryIO, about: str, types: Sequence[str]) -> bytes:
-    """The head line of a file, after it was compared with what the file must hold, and its checksum
-    with all that follows.
-    """
+    """The first line of a file, if it and the checksum of all bytes behind it are right."""
     head = file.read(HEAD).split(b"\n", 1)[0]
     try:
         said = json.loads(head)

@@ -1,4 +1,4 @@
-"""Writes files that get their names only when they are complete and on the disk."""
+"""Writes files that get their names when they are complete and on the disk."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def written_to(path: str) -> Iterator[BinaryIO]:
 
 
 def make_folder(folder: str, prefix: str) -> None:
-    """Makes the folder, with its parents, and removes the temporary files of that prefix whose
+    """Creates a folder with its parents, and removes the temporary files with that prefix whose
     writers are gone.
     """
     with contextlib.suppress(FileExistsError):

@@ -51,10 +51,10 @@ def sum_file(
     done: Callable[[int], object] = lambda nbytes: None,
     ahead: SumsAhead | None = None,
 ) -> FileSums:
-    """Reads a file once, and sums up the whole and each sample.
+    """Reads a file once, and computes the checksums of the whole and of each sample.
 
     Args:
-        fd: of the file, open for reading.
+        fd: the file, open for reading.
         edges: [n + 1] int64, ascending: the first byte of each sample, and the end of the last.
         workers: number of threads.
         done: is called with a number of bytes when they have been read.
@@ -84,7 +84,7 @@ def sum_file(
 
 
 class SumsAhead:
-    """Sums up the samples of a file while later ones are written, in a thread.
+    """Computes the checksums of a file in a thread, while it is still written.
 
     Args:
         fd: of the file, open for reading.

@@ -14,8 +14,8 @@ NOTE [ life of a cached block ]
   before a block is written, and lowered after one is removed, under a lock: so it may be too high
   after a process was killed, but never too low. Eviction measures the folder itself and corrects
   it. So all processes together stay below the limit.
-* One process fetches a block, and others that need it wait (`claimed`), at most as long as the
-  fetch may take.
+* One process fetches a block; others that need it wait (`claimed`), at most as long as the fetch
+  may take.
 * Without disk space or write permission, everything works without the cache, with one warning. Each
   user has a separate folder.
 """
@@ -67,11 +67,11 @@ class DiskCache:
     pickled copies are the same cache.
 
     Args:
-        folder: made if it is missing; a part of it is this user's own.
-        limit: bytes that all blocks together take, at most.
+        folder: created if missing; each user has a folder in it.
+        limit: maximum bytes of all blocks together.
 
     Raises:
-        ConfigError: a limit that makes no sense, or a system without file locks.
+        ConfigError: the limit is not positive, or the system has no file locks.
     """
 
     def __init__(self, folder: str, limit: int) -> None:
@@ -96,13 +96,13 @@ class DiskCache:
 
     @staticmethod
     def key(url: str, version: object, number: int) -> str:
-        """The name of a block: of which file, in which version, the how-manieth."""
+        """The name of a block, by the URL and version of its file and its number there."""
         return hashlib.blake2b(repr((url, version, number)).encode(), digest_size=20).hexdigest()
 
     # -- reading
 
     def get(self, key: str) -> bytes | None:
-        """The block, if it is there and whole."""
+        """A block; None if it is missing or damaged."""
         path = self._path(key)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -125,7 +125,7 @@ class DiskCache:
     # -- writing
 
     def put(self, key: str, data: bytes) -> bool:
-        """Holds a block, if there is room and leave to; says whether."""
+        """Stores a block; False if there is no room, or no permission."""
         size = _HEAD.size + len(data)
         if size > self.limit or time.monotonic() < self._paused_until:
             return False
@@ -176,13 +176,13 @@ class DiskCache:
 
     @contextlib.asynccontextmanager
     async def claimed(self, keys: Iterable[str], patience: float) -> AsyncIterator[None]:
-        """While this coroutine fetches blocks, others of this machine that want them wait here; at
-        most so many seconds.
+        """A context in which this coroutine fetches blocks, while others of this machine that need
+        them wait here, at most `patience` seconds.
 
-        Look for the blocks again inside: somebody else may have fetched them meanwhile.
+        Look for the blocks again inside: another process may have fetched them meanwhile.
         """
         fd = None
-        # without leave to write there are no claims, and blocks may be fetched twice
+        # without permission to write there are no claims, and blocks may be fetched twice
         with contextlib.suppress(OSError):
             self._make_folder()
             claims = os.path.join(self.folder, "claims")
@@ -190,7 +190,7 @@ class DiskCache:
         try:
             end = time.monotonic() + patience
             with contextlib.suppress(OSError):
-                # in order: so nobody waits for one that waits for him
+                # in order, which prevents deadlocks
                 for number in sorted({int(key[:12], 16) for key in keys}):
                     while fd is not None and not try_lock(fd, number):
                         if time.monotonic() >= end:
@@ -204,9 +204,7 @@ class DiskCache:
     # -- the limit
 
     def _reserve(self, key: str, size: int) -> int | None:
-        """Makes room for a block, and the temporary file that it is written to, locked; None
-        where there is no room.
-        """
+        """Makes room for a block, and its temporary file, locked; None: there is no room."""
         with self._ledger() as ledger:
             total = _read_ledger(ledger) + size
             if total > self.limit:
@@ -222,11 +220,10 @@ class DiskCache:
             return fd
 
     def _evicted(self, wanted: int) -> int:
-        """Removes the blocks that were not used for longest, until there is some more room than
-        wanted; gives the bytes that are left.
+        """Removes the least recently used blocks until there is more room than wanted; returns the
+        bytes that are left.
 
-        Under the ledger's lock. A block that is being written counts with the size that its name
-        says.
+        Under the ledger's lock. A block that is being written counts by the size in its name.
         """
         found = []
         total = 0
@@ -291,7 +288,7 @@ class DiskCache:
         return counts
 
     def explain(self) -> str:
-        """In words: where, and how full."""
+        """Describes where the cache is, and how full."""
         try:
             with self._ledger() as ledger:
                 used = format_size(_read_ledger(ledger))
@@ -319,7 +316,7 @@ def _write_ledger(fd: int, total: int) -> None:
 
 
 def _files_below(root: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Blocks, and those that are being written."""
+    """The blocks below a folder, also those that are being written."""
     for folder, _, names in os.walk(root):
         for name in names:
             path = os.path.join(folder, name)
@@ -345,7 +342,7 @@ def _head_of(data: bytes) -> bytes:
     return _HEAD.pack(_MAGIC, len(data), google_crc32c.value(data))
 
 
-# -- what lies in a cache_dir
+# -- the files in a cache_dir
 
 _ARRAYS = re.compile(rf"headrace-([a-z][a-z0-9-]*)-[0-9a-f]{{16,}}\.bin(\.[^.]*\{TEMPORARY})?$")
 _BLOCKS = re.compile(r"blocks-(\d+)$")
@@ -359,11 +356,11 @@ class CacheEntry:
     """A file in a `cache_dir`.
 
     Attributes:
-        path: of it.
-        what: it is, in words; `REST` if its writer is gone, and nobody will ever use it.
-        nbytes: of it.
+        path: its path.
+        what: its kind in words; `REST` if its writer is gone, so that it will never be used.
+        nbytes: its size.
         used: when it was last read or written, in seconds since 1970.
-        user: who owns it, by number.
+        user: the number of its owner.
     """
 
     path: str
@@ -374,11 +371,10 @@ class CacheEntry:
 
 
 def cache_entries(folder: str) -> list[CacheEntry]:
-    """The files that headrace keeps in a folder, in the order of their names; nothing where there
-    is no such folder.
+    """The files of headrace in a folder, sorted by name; none if there is no such folder.
 
     Raises:
-        AccessError: it may not be listed.
+        AccessError: the folder may not be listed.
     """
     from headrace.memory.machine import holds_samples, is_unused  # needs torch
 
@@ -413,10 +409,10 @@ def cache_entries(folder: str) -> list[CacheEntry]:
 
 
 def remove_entries(entries: Sequence[CacheEntry], older_than: float) -> list[CacheEntry]:
-    """Removes the user's own files that were abandoned, or not used for so many seconds; those that
-    were removed.
+    """Removes this user's files that are abandoned, or were not used for `older_than` seconds;
+    returns those that were removed.
 
-    What a job of this machine shares among its ranks stays, as long as the job runs.
+    What a running job shares among its ranks stays.
     """
     from headrace.memory.machine import holds_samples, is_unused
 

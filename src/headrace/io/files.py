@@ -1,4 +1,4 @@
-"""The interface by which bytes of files are read, local or remote alike."""
+"""The interface that reads bytes of files, local and remote."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Version(NamedTuple):
 
     Attributes:
         size: bytes.
-        tag: of a local file its mtime in ns; of a remote one its ETag, or the time of its last
-            change as the server says it; None: the server says nothing of the kind.
+        tag: of a local file its mtime in ns; of a remote one its ETag, or else the time of its last
+            change; None: the server gives neither.
         ctime: of a local file, in ns: a copy with an old mtime (`cp -p`, rsync) has a new one.
         inode: of a local file.
     """
@@ -34,23 +34,22 @@ class Version(NamedTuple):
 
 
 class Files(ABC):
-    """Files of this machine, or of one server. Thread-safe; a pickle takes along which versions the
-    files have.
+    """Files of this machine, or of one server. Thread-safe; a pickle contains their versions.
 
-    A file whose version was asked for is read in that version, or a `FileChangedError` is raised.
-    Other local files, and other whole files, are read as they are. What has a body here is what
-    holds where nothing is prefetched or cached on disk.
+    A file whose version was requested is read in that version, or a `FileChangedError` is raised.
+    Other local files, and other whole files, are read as they are. The methods with a body suit
+    files that are neither prefetched nor cached on disk.
     """
 
     is_remote: bool
     """True if a read is a request to a server."""
     patience: float
-    """Seconds that another process may take for what is read of a file."""
+    """Seconds that another process may take to read a file."""
     cache_dir: str | os.PathLike[str] | None
-    """Where what is learned of files is cached; None: the user's cache folder."""
+    """The folder for caches of these files; None: the user's cache folder."""
 
     def beside(self, path: str) -> bytes | None:
-        """What lies next to a remote file as its index, if it was asked for."""
+        """The contents of the index next to a remote file, if they were fetched; else None."""
         return None
 
     def shown(self, path: str) -> str:
@@ -59,25 +58,23 @@ class Files(ABC):
 
     @abstractmethod
     def version(self, path: str) -> Version:
-        """The version of a file, as it was when it was first asked for.
+        """The version of a file when it was first requested.
 
         Raises:
             DataNotFoundError, AccessError, RemoteError: there is no such file; it can't be read;
-                the server does not say.
+                the server does not tell.
         """
 
     @abstractmethod
     def identity(self, path: str) -> list[str | int | None]:
-        """What tells a file from others, and from itself at another time: part of the names of
-        what is cached of it.
-        """
+        """Tells a file and its version from others (JSON values): part of the names of caches."""
 
     def check(self, path: str) -> None:  # noqa: B027
-        """Compares a local file with its version, if that was asked for. A server is not asked:
-        each read is of that version, or an error.
+        """Compares a local file with its version, if that was requested. Reads from a server
+        compare it themselves.
 
         Raises:
-            FileChangedError: it is another one.
+            FileChangedError: the file has another version.
         """
 
     @abstractmethod
@@ -114,8 +111,8 @@ class Files(ABC):
         return missing
 
     def read_each(self, ranges: ByteRanges) -> list[bytes]:
-        """The bytes of each range, all of which were written: what is copied out of requests holds
-        no more than that.
+        """The bytes of each range, all of which were written, without the rest of the request that
+        they came by.
 
         Raises:
             DataNotFoundError: a whole file is missing.
@@ -148,33 +145,33 @@ class Files(ABC):
 
     @abstractmethod
     def prefetch(self, pieces: Sequence[ByteRanges], urgent: bool = False) -> None:
-        """Announces what is read next: each piece is requested from a server by itself; for local
-        files the system is advised, if its disk is slow.
+        """Announces what is read next: each piece is one request to a server; for local files it
+        is a hint to the system, if its disk is slow.
 
         Args:
-            pieces: the ranges of each.
-            urgent: somebody waits for them: what is prefetched besides has to wait.
+            pieces: the ranges of each piece.
+            urgent: a reader waits for them, so they precede what is prefetched.
         """
 
     def drop_prefetched(self) -> None:  # noqa: B027
-        """Forgets what was prefetched, and what has not begun is not fetched."""
+        """Drops what was prefetched, and cancels what is not fetched yet."""
 
     def hold_prefetched(self, nbytes: int) -> None:  # noqa: B027
-        """Allows so many bytes of prefetched pieces of which only a part was read."""
+        """Limits the bytes of prefetched pieces that are partly read."""
 
     @property
     def bytes_prefetched(self) -> int:
-        """Bytes that are on their way, or have come, and of which nothing has been read yet."""
+        """Bytes of prefetched pieces of which nothing was read yet."""
         return 0
 
     def bypassing_cache(self) -> AbstractContextManager[None]:
-        """Inside, this thread reads past the disk cache, and replaces what is cached: what was
-        read before had a wrong checksum.
+        """A context in which this thread does not read from the disk cache, but replaces its
+        blocks: data had a wrong checksum.
         """
         return nullcontext()
 
     def take_counts(self) -> Counter[str]:
-        """What was counted in this process since the last call."""
+        """Counts of this process since the last call."""
         return Counter()
 
     @abstractmethod
@@ -183,11 +180,11 @@ class Files(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Closes what this process has open; it is opened again when it is needed."""
+        """Closes what this process has open; it is opened again when needed."""
 
 
 def wrong_length(where: str, nbytes: int, expected: int) -> FormatError:
-    """The error of what is stored as it is, and has another length than it should."""
+    """The error for stored bytes that have another length than expected."""
     return FormatError(f"{where} has {nbytes:,} bytes, not {expected:,}: the file is damaged")
 
 
@@ -196,7 +193,7 @@ Fetch = Callable[[int, int], bytes | memoryview]
 
 
 class HeldBytes(io.RawIOBase):
-    """A file, of which some ranges are held: what libraries read that take an open file.
+    """A file object for other libraries, of which some ranges are in memory.
 
     Args:
         size: of the file.
@@ -217,9 +214,7 @@ class HeldBytes(io.RawIOBase):
         self._views = [view for _, view in ranges]
 
     def read(self, size: int | None = -1, /) -> Any:
-        """The next so many bytes, without a copy; all that are left, if `size` is negative or
-        None.
-        """
+        """The next `size` bytes without a copy; None or a negative size: all that are left."""
         start = self._at
         stop = self._size
         if size is not None and size >= 0:

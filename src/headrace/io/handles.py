@@ -1,5 +1,5 @@
-"""Files that each process keeps open, and reads of them: hints to the system, and many short ranges
-by one call.
+"""Files that each process keeps open; hints to the system about reads; and reads of many short
+ranges by one call.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
 class WorkerFiles(Generic[T]):
-    """Many files that each process opens when it first needs them, and of which it keeps those open
-    that were used last.
+    """Many files that each process opens when it first needs them; the last used ones stay open.
 
-    A pickle takes along how to open, and not what is open. Thread-safe.
+    A pickle contains how to open files, but no open file. Thread-safe.
 
     Args:
         opener: called with a path; picklable where workers are spawned. None: none is opened.
@@ -63,7 +62,7 @@ class WorkerFiles(Generic[T]):
 
     @contextlib.contextmanager
     def reading(self, path: str) -> Iterator[T]:
-        """The open file, which stays so inside of the context.
+        """A context with the open file.
 
         Raises:
             Exception: what the opener raises.
@@ -84,7 +83,7 @@ class WorkerFiles(Generic[T]):
                     self._close_idle(self._most)
 
     def close(self) -> None:
-        """Closes what nobody reads; it is opened again when it is needed."""
+        """Closes the files that nobody reads; they are opened again when needed."""
         with self._lock:
             self._close_idle(0)
 
@@ -96,8 +95,8 @@ class WorkerFiles(Generic[T]):
                 self._closer(handle)
 
     def after_fork(self) -> None:
-        """Another thread of the parent may have held the lock, and is not here to release it;
-        nor are its readers.
+        """Replaces the lock, which another thread of the parent may have held, and forgets that
+        thread's readers.
         """
         self._lock = threading.Lock()
         for entry in self._open.values():
@@ -126,15 +125,15 @@ _CAN_TELL = sys.platform == "linux"
 
 
 def _waits() -> int:
-    """How often this thread has given up its core to wait."""
+    """How often this thread has given up its core in order to wait."""
     if sys.platform == "linux":
         return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
     return 0
 
 
 class Hints:
-    """Watches the reads of this process. Thread-safe: at worst it gives too many hints, or too
-    few.
+    """Gives the system hints about coming reads while reads of this process are slow. Thread-safe:
+    at worst it gives too many hints, or too few.
     """
 
     def __init__(self) -> None:
@@ -147,8 +146,8 @@ class Hints:
         return self._left > 0
 
     def give(self, fd: int, ranges: Iterable[tuple[int, int]]) -> None:
-        """Advises the system which bytes of an open file are read next: where they begin, and how
-        many; if reads have lately been slow.
+        """Tells the system which ranges of an open file are read next (begin, number of bytes), if
+        reads have lately been slow.
         """
         if not self.are_wanted:
             return
@@ -158,9 +157,7 @@ class Hints:
                     os.posix_fadvise(fd, start, nbytes, os.POSIX_FADV_WILLNEED)
 
     def give_wholes(self, fds: Iterable[int]) -> None:
-        """Advises the system that all bytes of open files are read next, if reads have lately been
-        slow.
-        """
+        """Tells the system that open files are read next, if reads have lately been slow."""
         if not self.are_wanted:
             return
         with contextlib.suppress(OSError):  # as above
@@ -168,14 +165,12 @@ class Hints:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)
 
     def begin(self) -> tuple[float, int]:
-        """What `note` needs of the time before reads: the seconds, and how often this thread had
-        waited.
-        """
+        """The time, and how often this thread has waited: what `note` needs from before reads."""
         return time.perf_counter(), _waits()
 
     def note(self, began: tuple[float, int], count: int, nbytes: int) -> None:
-        """This thread has read so many ranges of so many bytes in all since `begin`. Reads during
-        which another process had the core are not slow.
+        """Notes that this thread has read `count` ranges, `nbytes` in all, since `begin`. Reads
+        during which another process had the core are not slow.
         """
         if not _CAN_TELL or not count:
             return
@@ -204,7 +199,7 @@ _CAN_GATHER = (
 
 
 class Scratch:
-    """Memory that the system writes to, of one process."""
+    """Memory of one process, which the system writes to."""
 
     def __init__(self) -> None:
         self.memory: AnonymousMemory = AnonymousMemory(_SCRATCH, "gather")
@@ -220,7 +215,7 @@ class OpenFile(int):
 
     @functools.cached_property
     def mapping(self) -> memoryview | None:
-        """All bytes; None where they are too few to be mapped."""
+        """All bytes of the file; None if it is too short to be mapped."""
         size = os.fstat(self).st_size
         if size < _LEAST:
             return None
@@ -232,11 +227,10 @@ class OpenFile(int):
     def gathered(
         self, starts: Sequence[int], sizes: Sequence[int], scratch: PerProcess[Scratch]
     ) -> bytes | None:
-        """Stretches of the file, one behind the other, written to memory by few calls.
+        """Ranges of the file, concatenated, by few calls.
 
         Returns:
-            None: not by this way: they lie close together, are too long, or the file is too small
-                or shorter than it should be.
+            The bytes; None if the ranges are close together or too long, or the file is too short.
         """
         total = sum(sizes)
         is_far = max(starts) - min(starts) >= _APART * len(sizes)

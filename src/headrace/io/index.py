@@ -10,8 +10,8 @@ NOTE [ life of an index ]
 * A new index is cached in `cache_dir`. If that fails, there is a warning and no other effect.
 * See also NOTE [ life of an array file ] in `headrace.io.array_file`.
 
-Some formats are a row of records, each behind a header that says how long it is: their index is
-made by going from header to header (`Headers`).
+Some formats are a sequence of records, each behind a header with its length: their index is made by
+going from header to header (`Headers`).
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ def index_of(files: Files, path: str, kind: IndexKind) -> Arrays:
     """The index of a file, cached, or made now.
 
     Args:
-        files: by which it is read. What lies next to a remote file counts if `learn_indexed` has
-            asked for it.
-        path: of the file, or its URL.
-        kind: of the index.
+        files: reads the file. The index next to a remote file counts if `learn_indexed` has
+            fetched it.
+        path: path or URL of the file.
+        kind: kind of the index.
 
     Raises:
         Exception: what `kind.make` raises.
@@ -104,9 +104,9 @@ def indices_of(
     """The indices of files, cached or made now.
 
     Args:
-        files: by which they are read.
-        paths: of the files.
-        kind: of the indices.
+        files: reads the files.
+        paths: paths or URLs of the files.
+        kind: kind of the indices.
         progress: show a progress bar. None: only on a terminal.
 
     Raises:
@@ -144,8 +144,8 @@ def indices_of(
 
 
 def found_index(files: Files, path: str, kind: IndexKind) -> Arrays | None:
-    """The index of a file that is cached on this machine or lies next to the file; None: there is
-    none, or it is not to be trusted.
+    """The index of a file from `cache_dir` or next to the file; None: there is none that can be
+    trusted.
     """
     version = files.version(path)
     cached = None
@@ -167,8 +167,8 @@ def found_index(files: Files, path: str, kind: IndexKind) -> Arrays | None:
 
 
 def learn_indexed(files: Files, urls: Sequence[str], kind: IndexKind) -> None:
-    """Asks a server for the versions of files, and then for what lies next to those whose index is
-    not cached on this machine. Local files need not be asked for.
+    """Requests the versions of remote files, and the index next to each whose index is not cached
+    on this machine.
 
     Raises:
         DataNotFoundError, AccessError, RemoteError: see `RemoteFiles.learn`.
@@ -184,8 +184,8 @@ def learn_indexed(files: Files, urls: Sequence[str], kind: IndexKind) -> None:
 
 
 def keep_index(files: Files, path: str, kind: IndexKind, made: Arrays, took: float) -> None:
-    """Caches an index, which took `took` seconds to make. Of local files short ones are made again
-    where there is no `cache_dir`.
+    """Caches an index that took `took` seconds to make. Short ones of local files are not cached
+    without a `cache_dir`.
     """
     if files.is_remote and took > _HINT_S:
         warn(
@@ -209,8 +209,8 @@ def cached_index(files: Files, path: str, kind: IndexKind) -> ArrayFile:
 
 
 class Headers:
-    """The headers in a file, as a file: where they are near one another by long reads, elsewhere
-    one by one.
+    """A file object that reads the headers in a file: by long reads where they are close together,
+    else one by one.
     """
 
     def __init__(self, files: Files, path: str) -> None:

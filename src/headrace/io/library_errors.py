@@ -1,7 +1,7 @@
 """Turns the errors that h5py, zarr-python and zipfile raise over damaged files into ours.
 
-They raise what they stumbled over: KeyError, OverflowError, struct.error and so on. Here each
-becomes an error that says what can't be read.
+They raise KeyError, OverflowError, struct.error and so on. Here each becomes an error that names
+what can't be read.
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ _OF_THE_DISK = (
 
 
 def unreadable(what: str, error: OSError) -> AccessError | None:
-    """What to say where the disk, or what it is mounted by, failed; None: the error says
-    something else.
-    """
+    """The error for a disk or mount that failed; None: `error` has another cause."""
     if error.errno not in _OF_THE_DISK:
         return None
     return AccessError(
@@ -70,23 +68,23 @@ _inner = _Inner()
 
 
 def remember(error: BaseException) -> None:
-    """An error is about to be raised into another library, which may make something else of it,
-    or nothing; `asking` then raises it.
+    """Remembers an error that is about to be raised inside another library, which may replace or
+    drop it; `asking` then raises it.
     """
     _inner.error = error
 
 
 @contextlib.contextmanager
 def asking(library: str, what: str) -> Iterator[None]:
-    """Whatever another library raises inside becomes an error that names what it was asked for;
-    what was raised into it (`remember`) comes out as it was, whatever the library made of it.
+    """A context in which another library reads: its errors become ours, and an error that was
+    raised inside it (`remember`) passes as it was.
 
     Args:
-        library: its name.
-        what: the file, and which part of it.
+        library: the name of the library.
+        what: the file, and which part of it is read.
 
     Raises:
-        FormatError: it could not read that.
+        FormatError: the library could not read that.
         BudgetError: it asked for more memory than there is.
         AccessError: the disk failed.
         OSError: the machine ran out of descriptors or disk space.

@@ -1,4 +1,4 @@
-"""Files of this machine, read by `preadv`, with hints to the system where its disk is slow."""
+"""Reads files of this machine by `preadv`, with hints to the system if its disk is slow."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class LocalFiles(Files):
 
     @property
     def descriptors(self) -> WorkerFiles[OpenFile]:
-        """Files that are open; those that are read whole are not. Two threads may make two at
-        first: each is closed with its last reader.
+        """Open files, other than those that are read whole. Two threads may create two at first:
+        each is closed with its last reader.
         """
         if self._descriptors is None:
             self._descriptors = WorkerFiles(OpenFile.of, os.close)
@@ -76,11 +76,11 @@ class LocalFiles(Files):
                 self.check_open(path, fd)
 
     def check_open(self, path: str, fd: int, status: os.stat_result | None = None) -> None:
-        """Compares an open file with its version, if that was asked for. `status` saves a call of
+        """Compares an open file with its version, if that was requested. `status` saves a call of
         ``fstat``.
 
         Raises:
-            FileChangedError: it is another one.
+            FileChangedError: the file has another version.
         """
         known = self._versions.get(path)
         if known is None:
@@ -89,10 +89,10 @@ class LocalFiles(Files):
             raise changed(path)
 
     def is_same(self, path: str, fd: int | None = None) -> bool:
-        """True if what lies at a path, or is open, has the version that was asked for.
+        """True if a path, or an open file, has the version that was requested.
 
         chmod, hard links and network disks change ctime or inode alone: then some bytes are
-        compared, and where they are equal, the file goes on by its new version.
+        compared, and if they are equal, the file has its new version from now on.
         """
         known = self._versions[path]
         try:
@@ -119,7 +119,7 @@ class LocalFiles(Files):
 
         Raises:
             OSError: it can't be opened.
-            FileChangedError: it is not the one whose version was asked for.
+            FileChangedError: it has another version than was requested.
         """
         with self.descriptors.reading(path) as fd:
             self.check_open(path, fd)
@@ -156,8 +156,8 @@ class LocalFiles(Files):
     def _read_wholes(
         self, paths: Sequence[str], buffers: Sequence[memoryview | None]
     ) -> list[memoryview | None]:
-        """Whole files, each into its buffer if it has one; None: a file is missing. Some are open
-        at once, so that a hint needs no opening of its own.
+        """Whole files, each into its buffer if it has one; None: a file is missing. Several are
+        open at once, so that hints need no opening of their own.
         """
         found: list[memoryview | None] = []
         for first in range(0, len(paths), _TOGETHER):
@@ -210,7 +210,7 @@ class LocalFiles(Files):
         return data
 
     def check_missing(self, path: str) -> None:
-        """Raises an error where a whole file should not be missing."""
+        """Raises an error if a whole file may not be missing."""
 
     def read_into(self, ranges: ByteRanges, buffers: Sequence[memoryview]) -> list[int]:
         if ranges.size and ranges.stop[0] == WHOLE:
@@ -307,7 +307,7 @@ def version_of(status: os.stat_result) -> Version:
 
 
 def sample_of(fd: int, size: int) -> int:
-    """A checksum of a file's bytes; of a long file, of blocks from its begin to its end."""
+    """A checksum of a file; of a long one, of some blocks from begin to end."""
     if size <= _SAMPLES * _SAMPLE:
         return int(google_crc32c.value(os.pread(fd, size, 0)))
     crc = 0
@@ -330,15 +330,15 @@ def _version_and_sample(path: str) -> tuple[Version, int]:
 
 
 def changed(path: str) -> FileChangedError:
-    """The error of a file that is another one than when it was opened."""
+    """The error for a file that has another version than when it was opened."""
     return FileChangedError(
         f"{redact(path)} has been changed since it was opened: open the dataset again"
     )
 
 
 def _by_file(ranges: ByteRanges) -> Iterator[tuple[str, list[int], list[int], list[int]]]:
-    """Of each file its path, and the numbers, begins and sizes of its ranges, as they lie there.
-    Whole files, and what was never written, are left out.
+    """The path of each file, and the numbers, begins and sizes of its ranges, in the order of the
+    file. Whole files, and what was never written, are left out.
     """
     order = np.flatnonzero((ranges.stop >= ranges.start) & (ranges.start >= 0))
     if len(order) > 1:
@@ -355,7 +355,7 @@ def _by_file(ranges: ByteRanges) -> Iterator[tuple[str, list[int], list[int], li
 
 
 def bytes_of(array: AnyArray) -> memoryview:
-    """The bytes of a C-contiguous array, to be written to."""
+    """The bytes of a C-contiguous array, as a writable view."""
     return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
 
 

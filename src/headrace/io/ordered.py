@@ -1,4 +1,4 @@
-"""Takes the results of futures in order, with no more than some on their way."""
+"""Takes the results of futures in order, with a limited number of unfinished ones."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ T = TypeVar("T")
 
 
 def in_order(begun: Iterable[tuple[K, Future[T]]], most: int) -> Generator[tuple[K, T], None, None]:
-    """Results of futures in the order in which they begin, each with what it is of. Those that are
-    left when it is closed are cancelled.
+    """The results of futures in order, each with its key. Closing the generator cancels the futures
+    that are left.
 
     Args:
-        begun: begins a future when the next one is asked for: a generator that submits tasks.
-        most: futures on their way at once.
+        begun: a generator that submits a task when the next future is asked for, with its key.
+        most: maximum number of unfinished futures.
     """
     waiting = deque[tuple[K, Future[T]]]()
     try:

@@ -69,8 +69,9 @@ def in_one_line(name: object) -> str:
 
 
 def composed(name: str) -> str:
-    """A name by which others are found that look the same: accents are composed with their letters
-    (Unicode's NFC). macOS writes many names decomposed."""
+    """A name with its accents composed (Unicode's NFC), by which names that look the same are
+    equal. macOS decomposes many names.
+    """
     if name.isascii():
         return name
     return unicodedata.normalize("NFC", name)
@@ -89,11 +90,10 @@ def without_query(path: str) -> str:
 
 
 def cache_folder(cache_dir: str | os.PathLike[str] | None) -> Path:
-    """The folder for what may be found again: `cache_dir`, or headrace's part of the user's cache
-    folder (XDG).
+    """The folder for caches: `cache_dir`, or headrace's part of the user's cache folder (XDG).
 
-    Where the user has no folder of his own that can be written to, it is a private one in the
-    temporary directory.
+    Without a folder of the user that can be written to, it is a private one in the temporary
+    directory.
 
     Raises:
         ConfigError: `cache_dir` begins with the home folder of a user who has none.
@@ -122,8 +122,8 @@ def cache_folder(cache_dir: str | os.PathLike[str] | None) -> Path:
 
 @functools.cache
 def _private_folder() -> Path:
-    """A folder of this user in the temporary directory; what another user has made under its
-    name is not used.
+    """A folder of this user in the temporary directory; one that another user has made is not
+    used.
     """
     user = 0
     if hasattr(os, "geteuid"):
@@ -200,7 +200,7 @@ def _with_path(url: str, change: Callable[[str], str]) -> str:
 
 
 def check_regular(path: str) -> None:
-    """Refuses a path of this machine that is no file with a size, before it is opened.
+    """Refuses a local path that is no regular file, before it is opened.
 
     Raises:
         ConfigError: it is a pipe, which a reader would wait for, a socket or a device; or its size

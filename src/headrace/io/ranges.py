@@ -137,10 +137,10 @@ class ByteRanges(NamedTuple):
 
 
 class Requests(NamedTuple):
-    """What is asked for instead of ranges.
+    """The requests that ranges are joined to.
 
     Attributes:
-        ranges: [m] the requests, sorted by file and place.
+        ranges: [m] the requests, sorted by file and begin.
         order: numbers of the ranges that have bytes, sorted likewise.
         edges: [m + 1]; request i serves the ranges ``order[edges[i]:edges[i + 1]]``.
     """
@@ -151,15 +151,15 @@ class Requests(NamedTuple):
 
 
 def coalesce(ranges: ByteRanges, gap: int, most: int | None = None) -> Requests:
-    """Joins ranges that lie close together.
+    """Joins ranges that are close together.
 
     Each range with bytes lies in one request. Whole files, empty ranges and those that were never
     written lie in none.
 
     Args:
-        ranges: of any files, in any order; they may overlap.
-        gap: bytes between two ranges that are rather read than left out.
-        most: bytes of a request, which a range that begins behind its end does not make longer.
+        ranges: ranges of any files, in any order; they may overlap.
+        gap: two ranges with at most so many bytes between them are joined.
+        most: maximum bytes of a request that joins ranges without an overlap.
     """
     order = np.flatnonzero(ranges.stop > ranges.start)
     order = order[np.lexsort((ranges.start[order], ranges.file[order]))]

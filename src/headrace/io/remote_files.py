@@ -44,23 +44,22 @@ BLOCK = 1 << 20
 _WORTH = BLOCK // 2  # bytes of a range for which whole blocks are fetched in any case
 
 _bypasses_cache = ContextVar("_bypasses_cache", default=False)
-"""What is cached on disk is not trusted, and replaced; coroutines have the context of their caller.
-"""
+"""True: cached blocks are not trusted, but replaced; coroutines have their caller's context."""
 
 _Block = tuple[str, int]
 """A path, and the number of a block in that file; `WHOLE`: all of it."""
 
 
 class RemoteFiles(Remote, Files):
-    """The files of one server, see `headrace.io.files.Files`. Thread-safe; a pickle takes along how
-    to reach them, and versions.
+    """The files of one server; see `headrace.io.files.Files`. Thread-safe. A pickle contains
+    options and versions, but no connections.
 
     Args:
-        url: of any of them.
-        options: how they are reached.
+        url: URL of any of the files.
+        options: how URLs are read.
 
     Raises:
-        ConfigError: an option makes no sense, or the protocol is unknown.
+        ConfigError: an option is invalid, or the protocol is unknown.
     """
 
     is_remote = True
@@ -76,17 +75,17 @@ class RemoteFiles(Remote, Files):
                 parse_size(options.disk_cache_size, "disk_cache_size"),
             )
         self._versions: dict[str, Version] = {}
-        self._nbytes = 0  # of all these files
+        self._nbytes = 0  # of the files in `_versions`
         self._beside: dict[str, bytes | None] = {}
         self._numbered: Sequence[str] = ()
-        # [len(_numbered)] uint64: of the versions; 0: nobody has asked
+        # [len(_numbered)] uint64: of the versions; 0: not requested yet
         self._hashes: SharedArray | None = None
         self._prefetcher = Prefetcher(self.begin)
 
     # -- which files
 
     def learn(self, urls: Sequence[str]) -> list[Version]:
-        """Sizes and versions of files, which all reads are of from now on, asked for at once.
+        """Requests the versions of files, all at once. All later reads are of these versions.
 
         Raises:
             DataNotFoundError, AccessError, RemoteError: see `versions`.
@@ -97,16 +96,16 @@ class RemoteFiles(Remote, Files):
         return [self._versions[url] for url in urls]
 
     def learn_beside(self, urls: Iterable[str]) -> None:
-        """Fetches what lies beside files under their names with ``.index``, for `beside`."""
+        """Fetches the index next to each file, for `beside`."""
         new = [url for url in dict.fromkeys(urls) if url not in self._beside]
-        # who may not list a bucket is told that what is missing is not for him
+        # without the right to list a bucket, S3 denies access to what is missing
         with contextlib.suppress(AccessError):
             if new:
                 found = self.find_metadata(list(map(with_index, new)))
                 self._beside.update(zip(new, found, strict=True))
 
     def find_versions(self, urls: Sequence[str]) -> list[Version | None]:
-        """The versions of files that may be missing: None then.
+        """Requests the versions of files that may be missing (None).
 
         Raises:
             AccessError, RemoteError: see `versions_if_there`.
@@ -123,13 +122,13 @@ class RemoteFiles(Remote, Files):
             self._note(url, version)
 
     def forget(self, urls: Iterable[str]) -> None:
-        """From now on these files are read in whatever version they have."""
+        """Drops the versions of files: they are read in whatever version they have then."""
         for url in urls:
             self._note(url, None)
 
     def share_versions(self, paths: Sequence[str]) -> None:
-        """Numbers files: of ranges with these very `paths` versions are asked for once, by all
-        processes together, if they are cached.
+        """Shares the versions of numbered files among processes: for ranges with these very `paths`
+        each version is requested once, if there is a disk cache.
         """
         self._numbered = paths
         if self.cache is not None:
@@ -154,10 +153,10 @@ class RemoteFiles(Remote, Files):
         return self._beside.get(url)
 
     def check_ranges(self, url: str) -> None:
-        """Asks for the last byte of a file, where its server did not say that it knows byte ranges.
+        """Requests the last byte of a file, if its server has not announced byte ranges.
 
         Raises:
-            RemoteError: it sends whole files.
+            RemoteError: it sends whole files instead.
         """
         size = self.version(url).size
         if not self.knows_ranges and size > 1 and is_http(self.filesystem):
@@ -179,12 +178,12 @@ class RemoteFiles(Remote, Files):
         return io.BufferedReader(_Raw(self, path), 1 << 16)
 
     def begin(self, ranges: ByteRanges, urgent: bool = True) -> Future[list[memoryview | None]]:
-        """`read`, begun and not waited for."""
+        """Begins to read ranges; see `read`."""
         return self.submit(self._fetch(ranges, urgent))
 
     def find_metadata(self, urls: Sequence[str]) -> list[bytes | None]:
-        """The content of small files, past the disk cache; None for those that are missing, or may
-        not be read while others may.
+        """The content of small files, without the disk cache; None for those that are missing,
+        or may not be read though others may.
 
         Raises:
             AccessError, RemoteError: see `find_files`.
@@ -293,7 +292,7 @@ class RemoteFiles(Remote, Files):
     # -- the disk cache
 
     def _key(self, path: str, number: int, version: int) -> str:
-        """The name of a block in the cache, by the hash of its file's version."""
+        """The name of a block in the cache; `version` is the hash of its file's version."""
         return DiskCache.key(path, (self.place, version), number)
 
     def _cached(self, keys: Mapping[_Block, str]) -> dict[_Block, bytes]:
@@ -305,7 +304,7 @@ class RemoteFiles(Remote, Files):
     async def _fetch_blocks(
         self, keys: Mapping[_Block, str], versions: Mapping[str, Version], urgent: bool
     ) -> dict[_Block, bytes]:
-        """Blocks that are cached then, each fetched by one process of this machine."""
+        """Blocks from the cache; missing ones are fetched, each by one process of this machine."""
         if self.cache is None or not keys:
             return {}
         found = await asyncio.to_thread(self._cached, keys)
@@ -364,7 +363,7 @@ class RemoteFiles(Remote, Files):
 
 
 def _hash_of(version: Version) -> int:
-    """A number of 64 bits that stands for a version; never 0."""
+    """A hash of a version in 64 bits; never 0."""
     digest = hashlib.blake2b(repr((version.size, version.tag)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") or 1
 
@@ -375,12 +374,12 @@ def _bounds(path: str, number: int, size: int) -> tuple[str, int, int]:
     return path, number * BLOCK, min((number + 1) * BLOCK, size)
 
 
-# -- files read once, from beginning to end, with several requests on their way
+# -- files read once, from beginning to end, with several requests in flight
 
 PIECE = 4 << 20
 """Bytes of a piece; of several small files together too."""
 AHEAD = 8
-"""Pieces, or groups of small files, that are on their way at once."""
+"""Pieces, or groups of small files, that are in flight at once."""
 _TOGETHER = 64  # small files of a group
 
 Part = tuple[int, memoryview]
@@ -388,12 +387,12 @@ Part = tuple[int, memoryview]
 
 
 def in_order(files: RemoteFiles, ranges: ByteRanges) -> Iterator[Part]:
-    """The bytes of ranges, one after the other, in parts of `PIECE` bytes at most. Empty ranges
+    """The bytes of ranges, one after the other, in parts of at most `PIECE` bytes; empty ranges
     have no part.
 
     Args:
-        files: of the server.
-        ranges: which.
+        files: the files of the server.
+        ranges: the ranges.
 
     Raises:
         FormatError, RemoteError, FileChangedError, DataNotFoundError, AccessError: see

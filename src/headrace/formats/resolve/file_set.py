@@ -51,7 +51,7 @@ READERS: dict[str, tuple[str, ...]] = {
         *(".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz"),
     ),
 }
-"""What reads files of some endings, such as a class."""
+"""The endings of the files that a class or function reads."""
 BOOKKEEPING = (
     b"readme.md",
     b"dataset_dict.json",
@@ -59,9 +59,9 @@ BOOKKEEPING = (
     b"dataset_infos.json",
     b"state.json",
 )
-"""What HuggingFace writes beside tables, in lower case."""
+"""Metadata files that HuggingFace writes next to tables, in lower case."""
 MOST = 10_000
-"""Names that are looked at for a message."""
+"""Number of names that messages are made of."""
 _CHUNK = 1 << 16  # names that are Python objects at the same time
 
 
@@ -70,8 +70,8 @@ NUMBERED = re.compile(rb"(\.tfrecords?)-\d{5,}-of-\d{5,}(?=\0|\Z)")
 
 
 def plain_name(name: str) -> str:
-    """A name as its ending is compared: in lower case, and without the number that TensorFlow
-    appends to it, as in ``train.tfrecord-00000-of-00010``.
+    """A name by which endings are compared: in lower case, and without the number that TensorFlow
+    appends, as in ``train.tfrecord-00000-of-00010``.
     """
     return os.fsdecode(plain_bytes(os.fsencode(name.lower())))
 
@@ -225,8 +225,8 @@ TARS = Format(
 
 @dataclass(frozen=True, slots=True)
 class FileSet(Sequence[str]):
-    """The files that a `data_path` stands for, as a sequence of their paths (without the protocol
-    if they are remote).
+    """The files of a `data_path`, as a sequence of their paths (without the protocol if they are
+    remote).
 
     Attributes:
         roots: folders, local or on a server, that the names are relative to.
@@ -237,9 +237,9 @@ class FileSet(Sequence[str]):
         folders: sorted names of the first-level folders of the roots, empty ones too.
         searched: the roots that were searched recursively.
         server: reads the files. None: they are local.
-        given: the `data_path`, as the user passed it.
+        given: the `data_path` as the user passed it.
         kind: their format.
-        beside: what was read in files beside them, by the names of these files.
+        beside: contents of files next to them, by name.
     """
 
     roots: tuple[str, ...]

@@ -46,7 +46,7 @@ _FOLDERS = 32
 
 
 def find_local(entry: Any, kinds: Sequence[Format]) -> Found:
-    """The files of some formats that a local path or glob stands for.
+    """The files of some formats at a local path, or that a glob matches.
 
     Raises:
         DataNotFoundError: nothing is there.
@@ -77,7 +77,7 @@ def find_local(entry: Any, kinds: Sequence[Format]) -> Found:
 
 
 def recognized(path: str, kinds: Sequence[Format]) -> Format | None:
-    """The first of some formats that a local file or folder has by its content."""
+    """The first of some formats that recognizes the content of a local file or folder."""
     for kind in kinds:
         if kind.recognizes is not None and kind.recognizes(path):
             return kind
@@ -85,8 +85,8 @@ def recognized(path: str, kinds: Sequence[Format]) -> Format | None:
 
 
 def _matched(pattern: str, kinds: Sequence[Format]) -> Found:
-    """What a glob matches: files with the right endings; if there are none, those that are
-    recognized by their content.
+    """The matches of a glob that have the right endings; if none has, those whose content is
+    recognized.
     """
     root = before_magic(pattern, os.sep).rstrip("/")
     if not root and pattern.startswith("/"):
@@ -123,8 +123,8 @@ def _matched(pattern: str, kinds: Sequence[Format]) -> Found:
 
 
 def _globbed(pattern: str) -> list[str]:
-    """`glob.glob`, but "**" enters no folder that it is in already: several links that lead back
-    would never end.
+    """`glob.glob`, but "**" enters no folder that it is in already: links that lead back would
+    never end.
     """
     parts = pattern.replace(os.sep, "/").split("/")
     if "**" not in parts:
@@ -301,8 +301,8 @@ def learn(urls: Sequence[str], server: RemoteFiles) -> None:
 
 
 def find_remote(entry: Any, kind: Format, server: RemoteFiles) -> Found:
-    """The files of a format that a URL or glob stands for. A URL with the ending of a file is taken
-    as it is.
+    """The files of a format at a URL, or that a glob matches. A URL with the ending of a file is
+    not checked.
 
     Raises:
         DataNotFoundError: nothing is there.
@@ -381,8 +381,8 @@ def _matched_at(pattern: str, paths: list[str], kind: Format) -> Found:
 
 def _type(url: str, path: str, server: RemoteFiles) -> str | HeadraceError | None:
     """ "file" or "directory" (also the root of a server); None: there is nothing. Or the error to
-    raise if nothing is found below: the server does not tell, since the user may see only some
-    folders of a bucket; or it is a web page.
+    raise if nothing is found below: the server does not tell, as the user may see only some folders
+    of a bucket; or it is a web page.
     """
     if not path:
         return "directory"

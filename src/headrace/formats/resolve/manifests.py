@@ -156,8 +156,8 @@ def _is_part(part: Any) -> bool:
 
 
 def _manifest_of(path: str, options: RemoteOptions) -> dict[str, Any] | None:
-    """The manifest of a pack, if the path or URL is that of a manifest, or that of a local folder
-    with files that `headrace.pack` writes. None: it is something else.
+    """The manifest at a path or URL, or in a local folder with files that `headrace.pack` writes.
+    None: there is no pack.
     """
     if is_url(path):
         if posixpath.basename(named_part(path)) != MANIFEST:
@@ -199,8 +199,8 @@ def _manifest_of(path: str, options: RemoteOptions) -> dict[str, Any] | None:
 
 
 def shards_of(path: str, options: RemoteOptions) -> list[str]:
-    """The shards that an `index.json` stands for: their folder, or, since a server may not list
-    folders, the URLs of the shards. []: it is the index of something else.
+    """The shards in an `index.json`: their local folder, or, since a server may not list folders,
+    their URLs. []: it is another index.
     """
     said = None
     with contextlib.suppress(OSError, ValueError, RecursionError):

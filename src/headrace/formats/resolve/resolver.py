@@ -77,12 +77,11 @@ def resolve(
     kind: Format,
     options: RemoteOptions | None = None,
 ) -> FileSet:
-    """The files of one format that a path stands for. URLs with the ending of a file are not
-    checked.
+    """The files of one format at a path. URLs with the ending of a file are not checked.
 
     Args:
-        data_path: a path, glob, URL, pattern in braces, or a list of these; what is resolved
-            already stays as it is.
+        data_path: a path, glob, URL, pattern in braces, or a list of these; a `FileSet` is returned
+            as it is.
         kind: the format.
         options: how URLs are read; the server that is opened for them belongs to the caller.
 
@@ -90,9 +89,9 @@ def resolve(
         ConfigError: it is no path; it mixes URLs and local paths, or servers.
         DataNotFoundError: a path is missing, a glob matches nothing, or nothing under one of the
             paths is of the kind; the message says what is there.
-        FormatError: a pack is damaged, or lies among texts; all that is there is what HuggingFace
-            writes beside the tables of a dataset.
-        AccessError, RemoteError: a server does not say: see `headrace.io.remote.client.Remote.ask`.
+        FormatError: a pack is damaged, or among texts; there are only metadata files of
+            HuggingFace next to tables.
+        AccessError, RemoteError: see `headrace.io.remote.client.Remote.ask`.
     """
     if isinstance(data_path, FileSet):
         return data_path
@@ -192,9 +191,9 @@ def _gathered(
     server: RemoteFiles | None = None,
     chooses: bool = False,
 ) -> FileSet | None:
-    """The files of all entries in the first format of `kinds`, sorted. Of equal names that of an
-    earlier entry comes first. With `chooses` the first format that there are files of; None: there
-    are none.
+    """The files of all entries in the first format of `kinds`, sorted; of equal names, that of the
+    earlier entry comes first. With `chooses` the format is the first that there are files of; None:
+    there are none.
     """
     names = list[bytes]()
     roots = dict[tuple[str, str], int]()

@@ -9,9 +9,8 @@ NOTE [ a fetch ]
   and jitter", AWS Architecture Blog, 2015), or as long as Retry-After says. All its attempts end at
   the deadline, which is extended by the time that an attempt takes longer because bytes still
   arrive. Time is measured by the monotonic clock.
-* So many pieces are on their way at once: `MOST_URGENT` that somebody waits for, besides
-  `MOST_AHEAD` that are prefetched, since with more the former share the line with what is read
-  long after them.
+* At most `MOST_URGENT` pieces that a reader waits for are in flight, and besides them at most
+  `MOST_AHEAD` prefetched ones: more would share the bandwidth with what is needed first.
 * Files are identified with size and version (ETag). If the protocol supports it, each request names
   the expected version. Many servers ignore that: so the ETag, or Last-Modified, of each answer is
   compared with that at opening; otherwise the length. A file that was replaced is an error;
@@ -102,14 +101,14 @@ Ask = Callable[[Attempt], Awaitable[Any]]
 
 
 class Remote:
-    """Byte ranges of the files of one server, in any thread and process. Coroutines are for `run`
-    and `submit`.
+    """Reads byte ranges of the files of one server, in any thread and process. Its coroutines are
+    for `run` and `submit`.
 
     Files are named by their URLs, or by their paths on the server.
 
     Args:
-        url: of any file there.
-        options: how it is reached.
+        url: URL of any file there.
+        options: how URLs are read.
     """
 
     def __init__(self, url: str, options: RemoteOptions) -> None:
@@ -124,7 +123,7 @@ class Remote:
                 passed.get("account_name"),
             ]
         )
-        """What tells two servers apart whose URLs look alike."""
+        """Tells servers apart whose URLs are equal."""
         self._filesystem: PerProcess[Any] = PerProcess(
             functools.partial(requests.open_filesystem, url, options.storage_options),
             requests.close_filesystem,
@@ -133,7 +132,7 @@ class Remote:
         """True once the server has said that it supports byte ranges."""
         # of files behind a redirection: a range, and the hash of its bytes
         self._samples: dict[str, tuple[int, int, bytes]] = {}
-        self._has_answered = False  # travels to workers: what has answered once may be restarting
+        self._has_answered = False  # pickled too: a server that once answered may be restarting
         self._reset()
 
     def _reset(self) -> None:
@@ -150,7 +149,7 @@ class Remote:
         self._lock = threading.Lock()
         renew_after_fork(self)
 
-    after_fork = _reset  # what is on its way, and was counted, is the parent's
+    after_fork = _reset  # requests in flight and counts are the parent's
 
     # -- what callers ask for
 
@@ -159,7 +158,7 @@ class Remote:
 
         Raises:
             DataNotFoundError, AccessError: there is none, or it may not be read.
-            RemoteError: the server does not say.
+            RemoteError: the server does not tell.
         """
         return await self._each(self._version, urls)
 
@@ -167,13 +166,13 @@ class Remote:
         """Size and tag of files that may be missing: None then.
 
         Raises:
-            AccessError: one may not be read, and so nobody knows whether it is there.
-            RemoteError: the server does not say.
+            AccessError: one may not be read, so it is unknown whether it exists.
+            RemoteError: the server does not tell.
         """
         return await self._each(functools.partial(self._version, may_be_missing=True), urls)
 
     def sizes(self, urls: Sequence[str]) -> list[int | None]:
-        """Bytes of each file, now; None where the server does not say.
+        """The present size of each file in bytes; None where the server does not tell.
 
         Raises:
             DataNotFoundError, AccessError, RemoteError: as for `versions`.
@@ -189,12 +188,12 @@ class Remote:
 
         Args:
             ranges: all of which were written.
-            versions: of paths, in which they are read; those of other paths are read in any.
-            urgent: somebody waits for them.
+            versions: the version that each path must have; other paths may have any.
+            urgent: a reader waits for them.
 
         Raises:
-            RemoteError: they can't be had within retries and deadline.
-            FileChangedError: the file is another one than that of its version.
+            RemoteError: they can't be fetched within retries and deadline.
+            FileChangedError: a file has another version.
             DataNotFoundError, AccessError: there is no such file, or it may not be read.
         """
         wanted = coalesce(ranges, GAP, MOST)
@@ -219,10 +218,10 @@ class Remote:
 
         Args:
             urls: of the files.
-            urgent: somebody waits for them.
-            are_metadata: they are not much longer than an answer's headers, so that many may be on
-                their way at the same time. One that may not be read counts as missing, as long as
-                another one is there: who may not list a bucket is told so.
+            urgent: a reader waits for them.
+            are_metadata: they are small, so that more of them may be in flight. One that may not be
+                read counts as missing if another one exists: without the right to list a bucket,
+                S3 denies access to what is missing.
 
         Raises:
             RemoteError, AccessError: as for `fetch`.
@@ -260,7 +259,7 @@ class Remote:
     async def _together(
         self, tasks: Sequence[Callable[[], Awaitable[Any]]], slots: asyncio.Semaphore
     ) -> list[Any]:
-        """What each task gives; the first error cancels the others."""
+        """The results of all tasks; the first error cancels the others."""
 
         async def placed(task: Callable[[], Awaitable[Any]]) -> Any:
             async with slots:
@@ -278,15 +277,13 @@ class Remote:
     def ask(
         self, question: str, url: str, *after: Any, before: Sequence[str] = (), **options: Any
     ) -> Any:
-        """What fsspec's `find`, `glob`, `ls` or another method gives. A list of very many takes
-        its time: an attempt at one ends when the file system gives it up, and none begins after the
-        deadline.
+        """Calls fsspec's `find`, `glob`, `ls` or another method. A listing may outlast the
+        deadline, after which no attempt begins.
 
         Args:
             question: the name of the method.
-            url: of what is asked for, or its path on the file system.
-            after, before, options: what else the method takes: behind that path, before it, and by
-                name.
+            url: the URL, or the path on the file system, that the method takes.
+            after, before, options: other arguments: behind that path, before it, and by name.
 
         Raises:
             DataNotFoundError, AccessError, RemoteError: as for `versions`.
@@ -306,7 +303,7 @@ class Remote:
         return counts
 
     def close(self) -> None:
-        """Ends this process's connections; the next call opens new ones."""
+        """Closes the connections of this process; the next call opens new ones."""
         with self._lock:
             plain = self._plain
             self._plain = None
@@ -319,7 +316,7 @@ class Remote:
 
     @property
     def filesystem(self) -> Any:
-        """fsspec's, of this process."""
+        """The fsspec file system of this process."""
         return self._filesystem.get()
 
     async def _info(self, url: str, needs_size: bool = False) -> Any:
@@ -357,7 +354,7 @@ class Remote:
     async def piece(
         self, url: str, start: int, stop: int, versions: Mapping[str, Version]
     ) -> bytes | bytearray:
-        """One range by one request."""
+        """Fetches one range by one request."""
         where = f"{self.shown(url)}, bytes {start:,} to {stop:,}"
         version = versions.get(url)
         try:
@@ -378,7 +375,7 @@ class Remote:
     async def _of_version(
         self, url: str, start: int, stop: int, where: str, version: Version
     ) -> Answer:
-        """A range, in a version, see NOTE [ mirrors ]."""
+        """A range of a file that has a version; see NOTE [ mirrors ]."""
         tag = str(version.tag).removeprefix("W/")
         known = self._tags.get((url, tag), {tag})
         etag = None
@@ -422,8 +419,8 @@ class Remote:
     async def _range(
         self, url: str, start: int, stop: int | None, where: str, etag: str | None = None
     ) -> Answer:
-        """A range, of a version with one of these ETags where servers look at them; or a whole
-        file, without a stop.
+        """A range (without a stop: the whole file), of a version with one of these ETags where the
+        server compares them.
         """
 
         async def ask(attempt: Attempt) -> Answer:
@@ -441,7 +438,7 @@ class Remote:
     async def _by_http(
         self, path: str, start: int, stop: int | None, etag: str | None, attempt: Attempt
     ) -> Answer | None:
-        """By plain HTTP, past fsspec; None: that is not all that is needed."""
+        """A range by plain HTTP, without fsspec; None: that does not suffice here."""
         filesystem = self.filesystem
         with self._lock:
             if self._is_plain is None:
@@ -460,8 +457,8 @@ class Remote:
             return None
 
     async def _persist(self, ask: Ask, where: str, hurries: bool = True) -> Any:
-        """Asks until an answer comes, or retries or deadline are through; of the deadline an
-        attempt knows only if it `hurries`, and it may go on while bytes come.
+        """Repeats a request until it succeeds, or retries or deadline are used up. An attempt that
+        `hurries` ends at the deadline, unless bytes still arrive.
         """
         begin = time.monotonic()
         attempts = 0

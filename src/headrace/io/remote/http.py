@@ -1,9 +1,9 @@
 """Reads byte ranges and whole files over HTTP, at the cost of little more than the copy.
 
-fsspec's client takes a body apart and joins it again, in the one thread of its loop. Here a thread
-reads a body straight into its buffer, by Python's own `http.client`, over connections that are
-kept. That is for plain requests alone: whatever else was asked of the file system (proxies, a
-client of one's own, a password, a redirection) goes by fsspec, as do versions and lists.
+fsspec's client takes a body apart and joins it again, in the one thread of its loop. Here each body
+is read straight into its buffer, in a thread, by Python's own `http.client` over connections that
+stay open. Only plain requests are made here: those with proxies, a custom client, a password or a
+redirection are made by fsspec, as are those for versions and lists.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ from typing import Any
 from headrace.io.remote import requests
 from headrace.io.remote.requests import Answer, Attempt, checked_size
 
-# a connection that was not used for so long is not used again: servers close them, some without a
-# word
+# a connection that was idle for longer is not used again: servers close them, some silently
 _IDLE_S = 20.0
 
 
 class NotPlainError(Exception):
-    """The answer is none that is read here: fsspec is to ask."""
+    """The request can't be made here: fsspec has to make it."""
 
 
 class StatusError(Exception):
-    """The server's answer is no success.
+    """The server refuses a request.
 
     Attributes:
         status: of HTTP.
@@ -48,11 +47,11 @@ class StatusError(Exception):
 
 
 class HTTPRanges:
-    """Ranges of files, and whole files, by HTTP, each in a thread.
+    """Reads ranges of files, and whole files, over HTTP, each in a thread.
 
     Args:
-        headers: of each request.
-        most: threads.
+        headers: headers of each request.
+        most: number of threads.
     """
 
     def __init__(self, headers: dict[str, str], most: int) -> None:
@@ -72,8 +71,8 @@ class HTTPRanges:
         Args:
             url: of the file.
             start, stop: first byte and end; None: of the whole file, whatever its length.
-            tag: ETags of the version that is wanted (If-Match), or None.
-            attempt: its time.
+            tag: ETags of the expected version (If-Match), or None.
+            attempt: its time limit.
 
         Raises:
             StatusError: the server refuses.
@@ -144,7 +143,7 @@ class HTTPRanges:
     def _in_use(
         self, connection: http.client.HTTPConnection, place: tuple[str, str]
     ) -> Iterator[None]:
-        """The connection is kept if all went well."""
+        """Keeps the connection for the next request, unless an error is raised inside."""
         with self._lock:
             if not self._is_open:
                 raise ConnectionAbortedError("the connections were closed")
@@ -173,7 +172,7 @@ class HTTPRanges:
         return None
 
     def close(self) -> None:
-        """Ends all connections, also those that somebody waits for."""
+        """Closes all connections, also those that are in use."""
         with self._lock:
             self._is_open = False
             _close_all(self._idle)
@@ -200,8 +199,8 @@ def _connection(scheme: str, netloc: str, attempt: Attempt) -> http.client.HTTPC
 
 
 def plain_headers(filesystem: Any) -> dict[str, str] | None:
-    """The headers that an fsspec file system sends, if that is all that is asked of it beside
-    the plain; None: it is not.
+    """The headers that an fsspec file system sends; None: it has other options too, which
+    only fsspec obeys.
     """
     if type(filesystem).__name__ != "HTTPFileSystem":
         return None

@@ -2,8 +2,8 @@
 
 NOTE [ life of prefetched bytes ]
 
-* The part of the program that knows the order announces the next ranges, in pieces that are fetched
-  independently, each as a coroutine of the server's loop.
+* Whoever knows the order announces the next ranges, in pieces that are fetched independently, each
+  as a coroutine of the server's loop.
 * A read takes ranges that were announced, and waits for them. It fetches everything else itself, in
   one go. What was read is dropped: chunks and rows are read once per epoch.
 * Of a piece of several files, each file is read by itself, and counts as a piece.
@@ -31,7 +31,7 @@ _Key = tuple[str, int, int]  # path, first byte and end
 
 
 class _Piece:
-    """Ranges of one file that are on their way together, or have come."""
+    """Ranges of one file that are fetched together."""
 
     def __init__(self, data: Fetched, numbers: dict[_Key, int], nbytes: int) -> None:
         self.data = data  # also of other files
@@ -40,11 +40,11 @@ class _Piece:
 
 
 class Prefetcher:
-    """What was fetched ahead of its reader.
+    """Fetches ranges before they are read.
 
     Args:
-        fetch: begins to fetch ranges, which somebody waits for or not.
-        room: bytes of pieces of which a part was read.
+        fetch: begins to fetch ranges, urgent ones or not.
+        room: bytes of partly read pieces that are kept.
     """
 
     def __init__(self, fetch: Callable[[ByteRanges, bool], Fetched], room: int = 0) -> None:
@@ -65,7 +65,7 @@ class Prefetcher:
     after_fork = _reset  # requests don't survive a fork
 
     def begin(self, pieces: Sequence[ByteRanges], urgent: bool) -> None:
-        """Has pieces fetched, as far as they are not on their way already."""
+        """Begins to fetch the ranges that are not being fetched yet."""
         with self._lock:
             for piece in pieces:
                 keys = [
@@ -90,11 +90,11 @@ class Prefetcher:
                 self.untouched += sum(piece.nbytes for piece in made)
 
     def take(self, ranges: ByteRanges) -> list[tuple[memoryview | None] | None]:
-        """The bytes of ranges (None: a whole file that is missing), of those that are on their way;
-        waits for them.
+        """The bytes of those ranges that were announced (None in the tuple: a missing file), when
+        they have arrived; None for all others.
 
         Raises:
-            Exception: what fetching them has raised.
+            Exception: the error of fetching one.
         """
         found: list[tuple[memoryview | None] | None] = [None] * ranges.size
         if not self._pieces:
@@ -134,7 +134,7 @@ class Prefetcher:
         piece.numbers.clear()
 
     def drop(self) -> None:
-        """Forgets it all: it won't be read."""
+        """Drops everything: it won't be read."""
         with self._lock:
             for piece in set(self._pieces.values()):
                 piece.data.cancel()

@@ -38,17 +38,17 @@ from headrace.io.library_errors import FULL_DISK
 from headrace.io.paths import chain_of, is_url, redact
 
 SLOWEST = 16 << 10
-"""Bytes a second of one request, below which its time runs out."""
+"""Bytes a second below which a request times out."""
 PART = 256 << 10
-"""Bytes of a body that are read before they are counted, and the time is looked at again."""
+"""Bytes of a body that are read between two looks at the time."""
 
 
 class Attempt:
-    """The time of one attempt at a request, by the monotonic clock. It may take longer while bytes
-    come: on a slow line many requests share the bandwidth, and what has come should not be lost.
+    """The time limit of one attempt at a request, by the monotonic clock. Bytes that arrive extend
+    it: many requests may share a slow line.
 
     Args:
-        seconds: that it is given.
+        seconds: the limit if nothing arrives.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -56,14 +56,14 @@ class Attempt:
         self._nbytes = 0
 
     def came(self, nbytes: int) -> None:
-        """So many bytes more."""
+        """Counts bytes that have arrived."""
         self._nbytes += nbytes
 
     def left(self) -> float:
-        """Seconds.
+        """The seconds that are left.
 
         Raises:
-            TimeoutError: none are.
+            TimeoutError: there are none.
         """
         left = self.end + self._nbytes / SLOWEST - time.monotonic()
         if left <= 0:
@@ -72,16 +72,16 @@ class Attempt:
 
     @property
     def shortfall(self) -> str:
-        """What has come, when its time is over, in words."""
+        """Why the time is over, in words."""
         if self._nbytes:
             return f"only {self._nbytes:,} bytes came in time"
         return "nothing came in time"
 
     async def result(self, answer: Awaitable[Any]) -> Any:
-        """What an awaitable gives, if it does so in time; else it is cancelled.
+        """The result of an awaitable, which is cancelled when the time is over.
 
         Raises:
-            TimeoutError: it does not.
+            TimeoutError: the time is over.
         """
         task = asyncio.ensure_future(answer)
         try:
@@ -104,20 +104,20 @@ def loop_of(fs: Any) -> Any:
 
 
 async def call(fs: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-    """What a method gives; of a file system without coroutines in a thread."""
+    """Calls a method; one without a coroutine in a thread."""
     if getattr(fs, "async_impl", False):
         return await getattr(fs, f"_{name}")(*args, **kwargs)
     return await asyncio.to_thread(functools.partial(getattr(fs, name), *args, **kwargs))
 
 
 def is_http(fs: Any) -> bool:
-    """True if a file system is fsspec's of the web."""
+    """True if it is fsspec's file system for HTTP."""
     return "http" in fs.protocol and hasattr(fs, "set_session")
 
 
 def _list_below(fs: Any) -> None:
-    """Lists of the web hold only what lies below the folder: fsspec takes a page's links to itself
-    and upwards for folders in it, and follows them without end.
+    """Limits lists over HTTP to what is below the folder: fsspec takes a page's links to itself and
+    upwards for folders in it, and would follow them without end.
     """
     own = weakref.ref(fs)  # which holds this function
 
@@ -145,8 +145,8 @@ _DOTS = re.compile(r"/\.\.?(/|$)")
 
 
 async def info_of(fs: Any, path: str) -> Any:
-    """What fsspec says of a file; of HTTP by one request, where it would ask twice for what is
-    missing.
+    """Metadata of a file, as fsspec's `info` returns it; over HTTP by one request, where fsspec
+    makes two for a missing file.
     """
     if is_http(fs):
         try:
@@ -173,7 +173,7 @@ async def info_of(fs: Any, path: str) -> Any:
 
 
 async def _request(fs: Any, method: str, path: str, **headers: str) -> Any:
-    """A request of the web, as fsspec would make it: to be entered."""
+    """An HTTP request as fsspec would make it, for `async with`."""
     options = dict(getattr(fs, "kwargs", {}))
     # else the size may be of something compressed
     headers = {**options.pop("headers", {}), "Accept-Encoding": "identity", **headers}
@@ -185,8 +185,8 @@ async def _request(fs: Any, method: str, path: str, **headers: str) -> Any:
 async def fetch(
     fs: Any, path: str, start: int, stop: int | None, etag: str | None, attempt: Attempt
 ) -> Answer:
-    """The bytes of a range, of the version with that ETag where the protocol can ask for that; or
-    those of a whole file, however it is sent, without a stop.
+    """The bytes of a range (without a stop: of the whole file), of the version with that ETag where
+    the protocol can ask for one.
 
     Raises:
         WrongLengthError: it is another range; see `checked_size`.
@@ -233,7 +233,7 @@ async def fetch(
 
 
 def close_filesystem(filesystem: Any) -> None:
-    """Closes its connections, if it has any of its own."""
+    """Closes the connections of a file system, if it has any of its own."""
     loop = getattr(filesystem, "loop", None)
     close = getattr(getattr(filesystem, "_session", None), "close", None)
     if close is None or loop is None or not loop.is_running():
@@ -270,7 +270,7 @@ def path_in(url: str, filesystem: Any) -> str:
 
 
 def url_ends(url: str, filesystem: Any) -> tuple[str, str]:
-    """What stands before and after the paths of a server in their URLs, by one of these."""
+    """The text before and after the path in the URLs of a server, by one of these URLs."""
     first, *others = chain_of(url)
     rest = "::".join(others)
     inner = getattr(filesystem, "fs", None)
@@ -307,7 +307,7 @@ def server_of(url: str, filesystem: Any) -> dict[str, Any]:
 
 _BUCKETS = ("s3://", "s3a://")
 _EXTRAS = {"s3": "s3", "s3a": "s3", "http": "http", "https": "http", "hf": "hf"}
-"""What is to be installed, by protocol."""
+"""Extras of the package, by protocol."""
 
 
 def open_filesystem(url: str, storage_options: dict[str, Any] | None = None) -> Any:
@@ -377,7 +377,7 @@ _NO_RANGES = "Download the files, or use a server that supports byte ranges"
 
 
 class WrongLengthError(Exception):
-    """An answer of another length than was asked for, or of other bytes, which is not read."""
+    """An answer with other bytes than were asked for, or another number of them."""
 
 
 class UnsuitableError(WrongLengthError):
@@ -387,14 +387,14 @@ class UnsuitableError(WrongLengthError):
 
 
 class Answer(NamedTuple):
-    """The bytes of an answer, and what it says of the file; None where it says nothing.
+    """An answer; attributes that it does not tell are None.
 
     Attributes:
         data: the bytes.
-        etag: the version.
-        modified: when it was last changed.
-        size: bytes of the whole file.
-        url: of the server that gave it, behind redirections.
+        etag: the ETag of the file.
+        modified: its Last-Modified.
+        size: its size in bytes.
+        url: where the answer came from, behind redirections.
     """
 
     data: bytes | bytearray
@@ -407,12 +407,12 @@ class Answer(NamedTuple):
 def checked_size(
     status: int, headers: Any, length: int | None, start: int, stop: int
 ) -> int | None:
-    """The size of the whole file, as the head of an answer says it; None: it does not.
+    """The size of the whole file by the head of an answer; None: it does not tell.
 
     Args:
         status, headers: of the answer.
-        length: of its body; None: it does not say so.
-        start, stop: of the bytes that were asked for.
+        length: of its body; None: unknown.
+        start, stop: the range that was asked for.
 
     Raises:
         UnsuitableError: the server compresses, knows no ranges, or does not say which bytes it
@@ -448,12 +448,11 @@ def check_encoding(headers: Any) -> None:
 
 
 def checked_range(content_range: str | None, start: int, stop: int) -> int | None:
-    """The size of the whole file, as the head of an answer (Content-Range) says it; None: it does
-    not.
+    """The size of the whole file by the Content-Range of an answer; None: it does not tell.
 
     Raises:
-        UnsuitableError: it does not say which bytes it has.
-        WrongLengthError: it has others than those that were asked for.
+        UnsuitableError: there is no Content-Range.
+        WrongLengthError: it is another range than that which was asked for.
     """
     if content_range is None:
         raise UnsuitableError(
@@ -471,24 +470,24 @@ def checked_range(content_range: str | None, start: int, stop: int) -> int | Non
 
 
 class Passing(NamedTuple):
-    """A failure that may pass."""
+    """A temporary failure."""
 
     cause: str
     wait: float | None
-    """Seconds that the server wants to be left alone, if it says so."""
+    """Seconds after which the server wants to be asked again (Retry-After)."""
     is_absent: bool = False
-    """True if nobody answers under that address: an unknown host, or a refused connection."""
+    """True if there is no server: an unknown host, or a refused connection."""
 
 
 def judged(error: BaseException, where: str) -> Passing:
-    """What is to be made of the failure of a request.
+    """Decides if a failed request is worth a retry.
 
     Args:
-        error: of fsspec, or of what it uses.
+        error: of fsspec, or of a library that it uses.
         where: what was asked for, as messages name it.
 
     Raises:
-        DataNotFoundError, AccessError, FileChangedError, RemoteError: it won't pass.
+        DataNotFoundError, AccessError, FileChangedError, RemoteError: it is not.
         OSError: this machine's disk is full.
     """
     status, headers = status_of(error)
@@ -541,7 +540,7 @@ def judged(error: BaseException, where: str) -> Passing:
 
 
 def was_replaced(where: str, why: str = "") -> FileChangedError:
-    """The error of a remote file of which another version comes than that which was opened."""
+    """The error for a remote file that has another version than when it was opened."""
     return FileChangedError(
         f"{where}: the file has been replaced since it was opened{why}: start the epoch again "
         "with the new file"
@@ -564,7 +563,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def status_of(error: BaseException) -> tuple[int | None, Any]:
-    """The HTTP status that an error, or what it was made of, tells of, and the headers."""
+    """The HTTP status in an error or its causes, and the headers."""
     for one in _chain(error):
         status = getattr(one, "status", None)
         headers = getattr(one, "headers", None)
@@ -582,7 +581,7 @@ def status_of(error: BaseException) -> tuple[int | None, Any]:
 
 
 def _is_of_network(error: BaseException) -> bool:
-    """True if it is of the way to the server, and may pass."""
+    """True if the connection to the server failed, which may be temporary."""
     for one in _chain(error):
         if isinstance(one, ConnectionError | TimeoutError | asyncio.IncompleteReadError | EOFError):
             return True
@@ -595,7 +594,7 @@ def _is_of_network(error: BaseException) -> bool:
 
 
 def retry_after(headers: Any) -> float | None:
-    """Seconds; None where the server does not say."""
+    """The seconds in Retry-After; None: there is no such header."""
     said = None if headers is None else headers.get("Retry-After", headers.get("retry-after"))
     if said is None:
         return None
