@@ -133,7 +133,7 @@ def test_advice_is_measured() -> None:
 @pytest.mark.slow
 def test_without_a_step_the_loader_is_measured_alone() -> None:
     profile = profile_dataloader(loader_of(Slow(read=0.005)), seconds=SECONDS)
-    assert profile.limit == "read" and not profile.has_step
+    assert profile.limit == "read"
     assert profile.free_per_second is None and profile.most_gain is None
     assert profile.loading_per_second == profile.samples_per_second
 
@@ -330,7 +330,7 @@ def made() -> Profile:
     packing = Advice("packing", "it is <large>", "headrace pack", 1.5)
     decode = Stage("decode", 500.0, 0.9, True)
     return Profile(
-        *("Loader(<Slow>)", "Decoding & more limits the loop.", "decode", True),
+        *("Loader(<Slow>)", "Decoding & more limits the loop.", "decode"),
         *(100.0, 110.0, 300.0, 3.0, 0.7, 1, 4),
         [decode, Stage("workers", 900.0)],
         [workers, packing],
@@ -430,7 +430,7 @@ def test_the_command(program: str, ending: str, capsys: pytest.CaptureFixture[st
 def test_the_command_prints_json(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", str(photos), "--batch-size", "4", "--seconds", "1", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["has_step"] is False and document["verdict"] and document["stages"]
+    assert document["free_per_second"] is None and document["verdict"] and document["stages"]
 
 
 def test_wrong_use_of_the_command(program: str, capsys: pytest.CaptureFixture[str]) -> None:

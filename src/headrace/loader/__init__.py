@@ -1,1 +1,1 @@
-"""The thin builder: a dataset becomes a pinned, prefetching, seeded, resumable torch DataLoader."""
+"""Makes of a dataset a torch DataLoader that is seeded, resumable, prefetching and pinned."""

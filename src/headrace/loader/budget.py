@@ -139,7 +139,7 @@ class LoaderMemory:
         return config.with_(num_workers=fitting[0], prefetch_factor=fitting[1])
 
     def reserve_measured(self, config: DataLoaderConfig, batch: int) -> None:
-        """Reserves memory for batches, where the first one says how large they are."""
+        """Reserves memory for batches, by the size of the first one."""
         if not batch:
             return
         workers = config.num_workers or 0
@@ -156,7 +156,7 @@ class LoaderMemory:
             )
 
     def close(self) -> None:
-        """Gives back what is reserved for batches."""
+        """Releases what is reserved for batches."""
         if self.reservation is not None:
             self.reservation.close()
             self.reservation = None

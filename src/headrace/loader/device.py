@@ -98,7 +98,7 @@ class Transfer:
         self._seconds = 0.0
 
     def _finished(self, tensor: torch.Tensor, is_pixels: bool) -> torch.Tensor:
-        """A tensor that lies on the device, normalised and in the memory format it is to have."""
+        """A tensor of the device, normalised and in the memory format that was asked for."""
         if is_pixels:
             assert self._normalization is not None
             return self._normalization.normalized(tensor, memory_format=self._format)
@@ -127,7 +127,7 @@ class Transfer:
         return batch
 
     def prefetch(self, deliveries: WorkerIterator) -> None:
-        """Does for the next batch what can be done already; neither waits nor raises."""
+        """Starts to copy the next batch if it is ready; neither waits nor raises."""
 
     def seconds(self) -> float:
         """Seconds that copies have taken, of those that ended since the last call."""
@@ -312,7 +312,7 @@ class CudaPrefetcher(Transfer):
         return copy
 
     def _settle(self) -> None:
-        """Lets go of the sources of copies that are done."""
+        """Frees the sources of the copies that are done."""
         while self._copies and self._copies[0].done.query():
             copy = self._copies.popleft()
             self._seconds += copy.began.elapsed_time(copy.done) / 1000  # by the device's clock

@@ -76,7 +76,7 @@ class LoaderState(Generic[P]):
         self._running: weakref.ref[Any] | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Names the epoch of the next iterator."""
+        """Sets the epoch of the next iterator."""
         self.next_epoch = check_integer("epoch", epoch)
         self._is_named = True
         if self.loaded is not None and self.loaded.epoch != self.next_epoch:
@@ -96,7 +96,7 @@ class LoaderState(Generic[P]):
         return self.at
 
     def load(self, position: P, has_ended: bool) -> None:
-        """Goes on at a saved position; with the next epoch where that one has ended."""
+        """Resumes at a saved position; with the next epoch if that one has ended."""
         self.loaded = self.at = position
         self.end = position if has_ended else None
         self.next_epoch = position.epoch + has_ended
@@ -113,14 +113,14 @@ class LoaderState(Generic[P]):
 
     @property
     def position(self) -> P:
-        """The position that a state saved now holds."""
+        """The position that is saved now."""
         if self.loaded is not None:
             return self.loaded
         return self._begin(self.next_epoch) if self.is_at_next else self.at
 
     @property
     def running(self) -> Any:
-        """The iterator that is under way; None without one."""
+        """The running iterator, or None."""
         running = None if self._running is None else self._running()
         return None if running is None or running.is_done else running
 
@@ -196,7 +196,7 @@ class EpochIterator:
         return max(0, self.pool.dispatch.handed_out - self.received)
 
     def close(self) -> None:
-        """Breaks the epoch off, and ends the workers that it has been using."""
+        """Ends the epoch early, and its workers."""
         self._deliveries = None
         self._is_closed = True
         if self.pool is not None:

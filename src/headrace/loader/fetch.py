@@ -142,12 +142,12 @@ class Fetch(Dataset[Any]):
         return made
 
     def _prefetch(self, batches: RankBatches, epoch: int, step: int) -> None:
-        """Has a streaming dataset prefetch the batch of a step, and what comes after it."""
+        """Makes a streaming dataset prefetch the batch of a step, and those after it."""
         self._batches = batches = batches.with_epoch(epoch)
         self.dataset.prefetch(epoch, range(step, batches.steps, self._stride), batches)
 
     def begin(self, epoch: int, step: int, worker: int) -> None:
-        """Has the first batch of a worker prefetched, when the workers begin at a step."""
+        """Makes a streaming dataset prefetch the first batch of a worker, at the start."""
         # else its first request may bring no batch, but a state
         if self._batches is not None and not self._is_stateful:
             with contextlib.suppress(Exception):  # raised again where the batch is made
@@ -169,7 +169,7 @@ class Fetch(Dataset[Any]):
         report["counts"] = counts
 
     def _begin(self, request: BatchRequest) -> None:
-        """Gives the dataset its state."""
+        """Loads the state of the dataset."""
         parts = pickle.loads(request.given or b"")
         if "dataset" in parts:
             load_state(self.dataset, parts["dataset"], self.dataset)

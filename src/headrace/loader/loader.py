@@ -237,7 +237,7 @@ class Loader(DataLoader[B]):
         return iterator
 
     def _refit(self, goes_on: bool) -> None:
-        """Before an epoch: fits the ring to the first batch of the last epoch."""
+        """Fits the ring to the batches of the last epoch, before another one."""
         is_stream = isinstance(self._plan, StreamPlan)
         # of so many workers is the state that a loaded epoch goes on from
         if goes_on and (is_stream or self._states):
@@ -250,7 +250,7 @@ class Loader(DataLoader[B]):
             self._plan = make_plan(self.config, self.dataset)
 
     def _start(self, iterator: EpochIterator) -> None:
-        """Gives an iterator a pool of its own."""
+        """Starts an iterator with a pool of its own."""
         if self._pool is not None and self._pool.is_free:
             try:
                 iterator.start(self._pool)
@@ -295,7 +295,7 @@ class Loader(DataLoader[B]):
         workers = self.config.num_workers or 0
         return states.of_next_epoch(workers, not workers or bool(self.config.persistent_workers))
 
-    # -- what an iterator tells
+    # -- called by iterators
 
     def _received(self, iterator: EpochIterator, pid: int) -> None:
         """Advances the position: the user receives a batch."""

@@ -268,7 +268,7 @@ class MultiDataLoader:
         config: DataLoaderConfig | None,
         options: dict[str, Any],
     ) -> dict[str, Loader]:
-        """The loaders, created for datasets and paths."""
+        """The loaders, with new ones for datasets and paths."""
         arguments = parameters_of(MultiDataLoader.__init__)
         loaders: dict[str, Any] = dict(given)
         names: dict[int, str] = {}  # of loaders

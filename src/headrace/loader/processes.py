@@ -329,7 +329,7 @@ class WorkerPool:
 
     @property
     def ring(self) -> Ring:
-        """Where the batches are."""
+        """The ring of its batches."""
         return self._fetch.ring
 
     @property

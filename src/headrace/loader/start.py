@@ -147,7 +147,7 @@ def _name_of(task: Path) -> str:
 
 
 def obstacle(parts: list[Any]) -> str | None:
-    """What speaks against another start method than fork for these parts, or None."""
+    """Why these parts can only be sent to forked workers, or None."""
     path = _path_of_main()
     known = frozenset[str]()
     if path is not None:
@@ -196,8 +196,8 @@ def _path_of_main() -> str | None:
 
 @functools.cache
 def _names_in(path: str) -> frozenset[str] | None:
-    """The functions and classes of a script that are defined when it is imported; None where it
-    guards nothing, or can't be read.
+    """The functions and classes that a script defines when it is imported; None if it has no
+    guard, or can't be read.
     """
     try:
         statements = ast.parse(Path(path).read_bytes()).body
@@ -212,7 +212,7 @@ def _names_in(path: str) -> frozenset[str] | None:
 
 
 class _Bounded:
-    """A file that forgets what is written to it, and takes so many seconds and bytes."""
+    """A file that keeps nothing, with a limit on seconds and bytes."""
 
     def __init__(self, seconds: float, nbytes: float) -> None:
         self._until = time.perf_counter() + seconds

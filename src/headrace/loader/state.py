@@ -171,7 +171,7 @@ def iterator_of(dataset: Any, parts: dict[str, Any]) -> Iterator[Any]:
 
 
 def load_state(part: Any, state: Any, dataset: Any) -> None:
-    """Gives a dataset, or its iterator, its state."""
+    """Loads the state of a dataset, or of its iterator."""
     if not is_stateful(part):
         what = "" if part is dataset else "the iterator of "
         raise StateError(
@@ -211,7 +211,7 @@ class States:
         return States(workers, self._job["world_size"], self._job["rank"], self._is_stream)
 
     def note(self, report: dict[str, Any]) -> None:
-        """Takes in the report of a batch that the user receives, or of a worker without more."""
+        """Notes the report of a batch that the user receives, or of a worker that has ended."""
         worker = report["worker"]
         self._turn = (worker + 1) % self._workers
         self._ended[worker] = bool(report.get("is_through"))

@@ -164,7 +164,7 @@ class LoadingStats:
         return stats
 
     def outside(self) -> dict[str, Any]:
-        """Those that say nothing of what happens inside of a loader."""
+        """The numbers that can be measured from outside of a loader."""
         batches = max(self.batches, 1)
         total = max(self.total_time, 1e-9)
         waits = np.array(self._waits or [0.0])
@@ -346,7 +346,7 @@ def slow_stages(threshold: float, function: OnSlow) -> OnBatch:
 
 
 def check_hook(door: str, function: object) -> None:
-    """Raises a ConfigError for what can't be called."""
+    """Raises a ConfigError unless a hook is a callable."""
     check_callable(f"{door}: function", function)
     if function is None:
         raise ConfigError(f"{door}: function must be a callable, not None")

@@ -1,4 +1,4 @@
-"""Measures how fast batches come: with several numbers of workers, and in each loading mode."""
+"""Measures the rate of batches, by the number of workers and by loading mode."""
 
 from __future__ import annotations
 
@@ -122,10 +122,21 @@ def suggest_num_workers(
         BudgetError: batches don't fit the memory budget even without workers.
         Exception: any error of loading or of `step`.
     """
-    _check(data, config, step, seconds, most, overrides)
+    door = "suggest_num_workers"
+    check_seconds(f"{door}: seconds", seconds, 0.001)
+    check_integer(f"{door}: most", most, 0, optional=True)
+    if step is not None and not callable(step):
+        check_seconds(f"{door}: step, which is no callable,", step, 1e-6)
+    if "num_workers" in overrides:
+        raise ConfigError(
+            f"{door}: num_workers is what it looks for; most= says how many it may try"
+        )
     opened: dict[str, Any] = {}
     if not isinstance(data, DataLoader):
-        opened, config = open_paths("suggest_num_workers", {"data": data}, config, overrides)
+        check_dataset("data", data)
+        opened, config = open_paths(door, {"data": data}, config, overrides)
+    elif config is not None or overrides:
+        raise ConfigError(f"{door}: a loader has its options: pass its dataset to try others")
     if most is None:
         most = 0
         if not is_daemonic():
@@ -136,25 +147,6 @@ def suggest_num_workers(
     finally:
         for dataset in opened.values():
             dataset.close()
-
-
-def _check(
-    data: Any, config: Any, step: Any, seconds: Any, most: Any, overrides: Mapping[str, Any]
-) -> None:
-    door = "suggest_num_workers"
-    check_seconds(f"{door}: seconds", seconds, 0.001)
-    check_integer(f"{door}: most", most, 0, optional=True)
-    if step is not None and not callable(step):
-        check_seconds(f"{door}: step, which is no callable,", step, 1e-6)
-    if "num_workers" in overrides:
-        raise ConfigError(
-            f"{door}: num_workers is what it looks for; most= says how many it may try"
-        )
-    if isinstance(data, DataLoader):
-        if config is not None or overrides:
-            raise ConfigError(f"{door}: a loader has its options: pass its dataset to try others")
-    else:
-        check_dataset("data", data)
 
 
 def _measured(

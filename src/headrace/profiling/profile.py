@@ -404,7 +404,6 @@ def profile_dataloader(
         loader=name,
         verdict=_verdict(measured, limit, advice),
         limit=limit,
-        has_step=step is not None,
         samples_per_second=measured.loop.rate,
         loading_per_second=measured.alone.rate,
         free_per_second=None if measured.free is None else measured.free.rate,

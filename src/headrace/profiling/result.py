@@ -104,7 +104,6 @@ class Profile:
         verdict: one-sentence summary.
         limit: what limits the loop: "step" (faster loading gains nothing), "workers" (too few), or
             the stage.
-        has_step: False if the loader was measured alone.
         samples_per_second: rate of the loop, with the step if there is one.
         loading_per_second: rate of the loader alone.
         free_per_second: rate of the step with batches in memory. None without a step.
@@ -120,7 +119,6 @@ class Profile:
     loader: str
     verdict: str
     limit: str
-    has_step: bool
     samples_per_second: float
     loading_per_second: float
     free_per_second: float | None

@@ -238,7 +238,7 @@ def copy_of(loader: Any, dataset: Any = None, **options: Any) -> Any:
 
 
 def in_mode(dataset: BaseDataset, mode: LoadingMode) -> BaseDataset:
-    """The dataset in another mode than streaming. Handles, store and budget stay behind."""
+    """A copy of the dataset in a mode other than streaming, without handles, store and budget."""
     other = copy.copy(dataset)
     other.__class__ = joined_class(*classes_of(type(other)))
     other.loading_mode = mode

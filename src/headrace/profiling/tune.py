@@ -113,26 +113,6 @@ def find_max_batch_size(
         BudgetError: not even the smallest size fits.
         Exception: any other error of `step`, with a note of the size.
     """
-    _check(step, start, limit, multiple_of, reset)
-    most = (_CEILING if limit is None else limit) // multiple_of
-    search = _Search(step, reset, multiple_of, HostRoom(max_memory_usage))
-    with preserved_rng():
-        size = search.largest(max(1, min(start // multiple_of, most)), most) * multiple_of
-    if not size:
-        raise BudgetError(
-            f"find_max_batch_size: not even a batch of {multiple_of} fits ({search.message}): use "
-            "a smaller model, smaller samples, or activation checkpointing"
-        ) from search.error
-    if size == most * multiple_of and limit is None:
-        warn(
-            f"find_max_batch_size: a batch of {size:,} still runs, and larger ones were not "
-            "tried: check that the step uses its size"
-        )
-    logger.info("find_max_batch_size: %d", size)
-    return size
-
-
-def _check(step: Any, start: Any, limit: Any, multiple_of: Any, reset: Any) -> None:
     door = "find_max_batch_size"
     check_integer(f"{door}: start", start, 1)
     check_integer(f"{door}: limit", limit, 1, optional=True)
@@ -147,6 +127,22 @@ def _check(step: Any, start: Any, limit: Any, multiple_of: Any, reset: Any) -> N
         raise ConfigError(f"{door}: step must be a callable that takes a batch size, not {step!r}")
     if reset is not None and not callable(reset):
         raise ConfigError(f"{door}: reset must be a callable without arguments, not {reset!r}")
+    most = (_CEILING if limit is None else limit) // multiple_of
+    search = _Search(step, reset, multiple_of, HostRoom(max_memory_usage))
+    with preserved_rng():
+        size = search.largest(max(1, min(start // multiple_of, most)), most) * multiple_of
+    if not size:
+        raise BudgetError(
+            f"{door}: not even a batch of {multiple_of} fits ({search.message}): use "
+            "a smaller model, smaller samples, or activation checkpointing"
+        ) from search.error
+    if size == most * multiple_of and limit is None:
+        warn(
+            f"{door}: a batch of {size:,} still runs, and larger ones were not "
+            "tried: check that the step uses its size"
+        )
+    logger.info("find_max_batch_size: %d", size)
+    return size
 
 
 class HostRoom:
@@ -187,7 +183,7 @@ class HostRoom:
         return MemoryBudget(self._usage, local_world_size=self._ranks, limits=limits).limit
 
     def run(self, size: int, function: Callable[[], None]) -> int:
-        """Runs a step of some size, and gives the bytes that it took."""
+        """Runs a step of some size, and returns the bytes that it took."""
         taken = max(0, self._peak(function) - self._before)
         self.taken[size] = taken
         return taken
@@ -361,7 +357,7 @@ def own_bytes() -> int:
 
 
 def peak_during(run: Callable[[], None]) -> int:
-    """Runs something, and gives the most bytes that this process had meanwhile.
+    """Calls a function, and returns the most bytes that this process had meanwhile.
 
     A thread looks every two milliseconds. The kernel's own record, which misses nothing, counts
     where it was broken.
