@@ -64,14 +64,14 @@ def as_flags(message: str, given: argparse.Namespace) -> str:
 
 
 def count(text: str) -> int:
-    """A number of threads, processes or samples, as an option has it."""
+    """Parses a number of threads, processes or samples."""
     if text.isascii() and text.isdigit() and int(text):
         return int(text)
     raise argparse.ArgumentTypeError(f"{text!r} is no such number: write 1 or more")
 
 
 def seconds(text: str) -> float:
-    """A number of seconds, as an option has it."""
+    """Parses a number of seconds."""
     if re.fullmatch(r"\d{1,6}(\.\d*)?|\.\d+", text) and float(text) > 0:
         return float(text)
     raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds: write one above 0")
@@ -83,8 +83,8 @@ def add_options(
     """Adds options, each given by its name, kind and help.
 
     A kind is a number (the default of a count, or of seconds), a tuple of choices, `bool` (a
-    switch), `list` (it may be given several times), or what reads a text. A dict has keywords of
-    `add_argument`; the name is then what argparse calls it, with hyphens or without.
+    switch), `list` (it may be given several times), or a function that parses the text. A dict has
+    keywords of `add_argument`; the name is then passed on as it is.
     """
     for name, (kind, about) in options.items():
         if isinstance(kind, dict):
@@ -110,7 +110,7 @@ def is_name(text: str) -> bool:
 
 
 def imported(option: str, text: str) -> Any:
-    """What ``module:name`` or ``file.py:name`` names; the working folder is looked in first.
+    """Imports ``module:name`` or ``file.py:name``, from the working folder first.
 
     Raises:
         ConfigError: it can't be imported, or has no such name; the message begins with the option.
@@ -153,7 +153,7 @@ def imported_function(option: str, text: str) -> Callable[..., Any]:
 
 
 def called(text: str, function: Callable[..., Any], *given: Any) -> Any:
-    """Calls a function of the user's."""
+    """Calls a user's function. Its errors become a ConfigError."""
     try:
         return function(*given)
     except HeadraceError:

@@ -36,7 +36,7 @@ _MAGIC = (
     (0, b"<html", "web page"),
     (0, b"version https://git-lfs", "Git LFS pointer, in place of the file: git lfs pull"),
 )
-"""Place, bytes and name of what files begin with."""
+"""Formats by their first bytes: offset, bytes, name."""
 
 
 def info_verb(given: argparse.Namespace, output: Output) -> int:
@@ -135,7 +135,7 @@ def _stored(path: str) -> int:
 
 
 def sniffed(path: str) -> str | None:
-    """The format that the first bytes of a local file say; None: none that is known."""
+    """The format of a local file by its first bytes. None: unknown."""
     if not os.path.isfile(path):
         return None
     with open(path, "rb") as file:

@@ -119,8 +119,8 @@ def fields_of(value: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can say: of dataclasses their fields; numbers that are none become null, NumPy's
-    numbers Python's.
+    """A value as JSON has it: dataclasses become dicts, NumPy's numbers those of Python, NaN and
+    infinities null.
     """
     if hasattr(type(value), "__dataclass_fields__"):
         value = fields_of(value)

@@ -59,13 +59,13 @@ class Contents:
     axis. They go through a spool; memory is 8 bytes and a target per sample.
 
     Args:
-        dataset: whose samples a file gets.
-        options: how.
+        dataset: the dataset to pack.
+        options: the options of `pack`.
 
     Attributes:
-        rows: what its samples have in common with those of other parts; None: the dataset says it.
-        part: which part of a pack it is; None: it is the whole.
-        group_samples: so many are written at once, or fewer large ones.
+        rows: dtype and shape that the samples of all parts share. None: found from the dataset.
+        part: the part of a pack. None: a single file.
+        group_samples: the most samples that are written at once.
 
     Raises:
         ConfigError: the dataset can't be packed with these options.
@@ -182,9 +182,9 @@ class Contents:
         """The plan of all parts.
 
         Args:
-            info: of one file of them.
-            sizes: [n] int64, bytes of each sample as it is stored, about.
-            options: what else decides the bytes, by name.
+            info: of any file of the pack.
+            sizes: [n] int64, approximate stored bytes of each sample.
+            options: other settings that decide the bytes, by name.
         """
         if not len(sizes):
             raise ConfigError("the dataset has no samples to pack")
@@ -422,7 +422,7 @@ class Contents:
             made = record
             if not isinstance(record, SampleError):
                 made = make(position, index, record)
-            # a callable makes up a sample: that is no matter for a file
+            # samples that a callable makes up are not packed
             if isinstance(made, SampleError) and dataset.on_error != "skip":
                 raise made
             samples.append(made)

@@ -64,22 +64,20 @@ def read_plan(folder: Destination) -> PackPlan | None:
         ) from error
 
 
-def freeze(folder: Destination, plan: PackPlan, overwrite: bool) -> None:
-    """Writes the plan if there is none yet, and removes the parts of one that it replaces.
+def freeze(folder: Destination, frozen: PackPlan | None, plan: PackPlan, overwrite: bool) -> None:
+    """Writes the plan in place of `frozen`, and removes the parts of that one.
 
     Raises:
         TargetExistsError: there is another one, and it may not be replaced; the message shows how
             they differ.
         WriteError, AccessError: it can't be written.
     """
-    there = read_plan(folder)  # anew: another process may have planned meanwhile
-    replaces = there is not None and there.digest != plan.digest
-    if there is None or (overwrite and replaces):
-        # another process made a plan at the same moment
+    replaces = frozen is not None and frozen.digest != plan.digest
+    if frozen is None or replaces:
+        # another process may have planned meanwhile
         with contextlib.suppress(TargetExistsError):
             folder.write(PLAN, plan.text, overwrite)
-        there = read_plan(folder)
-    check_same(folder, there, plan)
+        check_same(folder, read_plan(folder), plan)
     if replaces:
         remove_other(folder, plan)
 
@@ -124,7 +122,7 @@ class Sidecar:
         part: its number.
         samples: how many it has.
         nbytes, crc32: of its file.
-        left_out: what is wrong with each sample that could not be read.
+        left_out: the error of each sample that could not be read.
     """
 
     plan: str
@@ -156,10 +154,9 @@ class PackStatus:
     Attributes:
         folder: of the pack; or its URL.
         parts: how many there are.
-        done: the numbers of those that are finished.
-        stale: of those that are of another plan, or whose file is not the one that the sidecar
-            tells of.
-        missing: of those that are not there yet.
+        done: numbers of the finished parts.
+        stale: numbers of parts of another plan, or whose file differs from its sidecar.
+        missing: numbers of parts that do not exist yet.
         joined: True if the manifest is written: the pack is complete.
     """
 

@@ -298,7 +298,7 @@ class PackJob:
     plan: PackPlan
 
     def pack(self, part: int) -> int:
-        """Packs a part, whatever is there of it. Returns its number.
+        """Packs a part, even if it exists. Returns its number.
 
         Raises:
             FileChangedError: a sample is not as it was when the plan was made.
@@ -334,25 +334,6 @@ class PackJob:
 # -- all parts
 
 
-def _plan_parts(contents: Contents, folder: Destination) -> PackPlan:
-    """Plans the parts, and writes nothing.
-
-    Raises:
-        ConfigError: the dataset can't be packed into parts.
-        TargetExistsError: there are files that no pack has written, or another plan.
-    """
-    frozen = parts.read_plan(folder)
-    overwrite = contents.options.overwrite
-    if frozen is None and not overwrite:
-        parts.refuse_foreign(folder)
-    if frozen is not None and contents.is_plan(frozen):
-        return frozen
-    plan = contents.plan_parts()
-    if frozen is not None and not overwrite:
-        parts.check_same(folder, frozen, plan)
-    return plan
-
-
 def _pack_parts(
     dataset: BaseDataset, folder: Destination, options: PackOptions, dry_run: bool
 ) -> Path | str | PackPlan:
@@ -360,10 +341,17 @@ def _pack_parts(
     refuse_own_source(dataset, folder.path)
     folder.prepare(dry_run)
     contents = _contents_of(dataset, options)
-    plan = _plan_parts(contents, folder)
+    frozen = parts.read_plan(folder)
+    if frozen is None and not options.overwrite:
+        parts.refuse_foreign(folder)
+    plan = frozen
+    if plan is None or not contents.is_plan(plan):
+        plan = contents.plan_parts()
+    if frozen is not None and not options.overwrite:
+        parts.check_same(folder, frozen, plan)
     if dry_run:
         return plan
-    parts.freeze(folder, plan, options.overwrite)
+    parts.freeze(folder, frozen, plan, options.overwrite)
     status, sidecars = parts.finished_in(folder, plan)
     numbers = options.share(plan.parts)
     left = sorted(set(numbers) - set(status.done))

@@ -55,7 +55,7 @@ class TextContents(Contents):
     dataset: TextDataset
     group_samples = 4096
     _tokens: FileArrays | PackedTokens | None = None
-    """Of the source, if they are there already."""
+    """The tokens, if the source has them."""
     _pack: PackedTokens | None = None
     """The same, if they are packed: the dataset then has no sample for each document."""
 
@@ -168,7 +168,7 @@ class TextContents(Contents):
         about = self._about(None)
         options = dict(about["text"])
         if self._tokens is None:
-            # about, by some documents, evenly spread; their tokens tell another tokenizer
+            # estimated from evenly spread documents, whose tokens reveal another tokenizer
             before = 0
             made = [np.empty(0, np.int32)]
             for number in some_of(len(sizes)):
@@ -225,7 +225,7 @@ class TextContents(Contents):
         """The ids of documents; a SampleError for each that may be left out.
 
         Raises:
-            SampleError: `on_error` is a callable: what it makes up is no matter for a file.
+            SampleError: `on_error` is a callable: what it makes up is not packed.
         """
         with _TOKENISING.get():
             values = self.dataset.ids_of(self._chosen[numbers].tolist())
