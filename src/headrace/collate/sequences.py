@@ -71,17 +71,18 @@ class Padding:
             )
 
     def apply(
-        self, rows: list[torch.Tensor], value: Number, path: FieldPath
+        self, values: list[Any], value: Number, path: FieldPath
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Pads the rows of `to_rows`, [length_i, ...] each.
+        """Pads tensors, arrays or lists of numbers, [length_i, ...] each.
 
         Returns:
-            A tensor [batch, length, ...] of the rows' dtype, and their lengths, int64 [batch].
+            A tensor [batch, length, ...], and the lengths, int64 [batch].
 
         Raises:
             ConfigError: the value does not fit the dtype.
-            CollateError: a row is longer than `max_length`.
+            CollateError: see `_to_rows`; or a sequence is longer than `max_length`.
         """
+        rows = _to_rows(values, path)
         first = rows[0]
         if not _fits(value, first.dtype):
             dtype = str(first.dtype).removeprefix("torch.")
@@ -159,7 +160,7 @@ def sequence_in(values: list[Any]) -> torch.Tensor | None:
     return row
 
 
-def to_rows(values: list[Any], path: FieldPath) -> list[torch.Tensor]:
+def _to_rows(values: list[Any], path: FieldPath) -> list[torch.Tensor]:
     """Tensors, arrays or lists of numbers as tensors [length_i, ...] of one dtype.
 
     All lists of a batch get the widest of their dtypes; empty ones that of the others.
@@ -286,7 +287,7 @@ class pad_collate:
                     value = 0
                 if path in pads:
                     value = self._values[pads[path]]
-                padded, lengths = self._padding.apply(to_rows(values, path), value, path)
+                padded, lengths = self._padding.apply(values, value, path)
                 inside = self._padding.inside(lengths.numpy(), padded.shape[1])
                 return Padded(padded, _mask_of(inside), lengths)
             if isinstance(values[0], Mapping):
@@ -619,7 +620,7 @@ class TextCollator:
                 pad = IGNORED
         if pad is None:
             return USUAL
-        padded, _ = self._padding.apply(to_rows(values, path), pad, path)
+        padded, _ = self._padding.apply(values, pad, path)
         return padded
 
     def _mask(self, ids: torch.Tensor, may: torch.Tensor) -> torch.Tensor:

@@ -22,11 +22,7 @@ from headrace.formats.registry import detect, open_columns
 from headrace.formats.resolve.file_set import EXTENSIONS
 from headrace.formats.resolve.resolver import DataPath, entries_of
 from headrace.formats.tar import RESERVED
-from headrace.formats.text.plain import (
-    decompressed,
-    is_compressed,
-    without_compression,
-)
+from headrace.formats.text.plain import decompressed, is_compressed, without_compression
 from headrace.formats.text.records import json_record
 from headrace.formats.text.source import LinesSource
 from headrace.io.paths import redact

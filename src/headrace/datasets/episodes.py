@@ -12,7 +12,7 @@ import torch
 
 from headrace.arguments import check_choice, check_integer
 from headrace.casting import DTypeArgument, cast, dtype_named, known_dtype
-from headrace.collate.sequences import Padding, to_rows
+from headrace.collate.sequences import Padding
 from headrace.collate.stack import USUAL, FieldPath, stack_inside, stack_tree
 from headrace.core.batcher import BatchReader, Collating, ColumnReader
 from headrace.core.dataset import BaseDataset
@@ -136,7 +136,7 @@ class EpisodeCollator:
             first = values[0]
             name = path[-1].names[0] if path else ""
             if name in self._keys and isinstance(first, torch.Tensor) and first.ndim:
-                batch, padded[path] = self._padding.apply(to_rows(values, path), 0, path)
+                batch, padded[path] = self._padding.apply(values, 0, path)
                 return batch
             if not isinstance(first, dict) or not self._keys & first.keys():
                 return USUAL

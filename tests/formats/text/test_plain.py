@@ -48,7 +48,7 @@ def budget_of(size: str) -> MemoryBudget:
 
 def copy_of(path: Path, encoding: str = "utf-8", errors: str = "strict", **where: Any) -> bytes:
     folder = str(where.get("cache", path.parent / "cache"))
-    return bytes(plain_copy(LocalFiles(), str(path), encoding, errors, folder).long.tobytes())
+    return bytes(plain_copy(LocalFiles(), str(path), (encoding, errors), folder).long.tobytes())
 
 
 def kept(path: Path) -> list[Path]:

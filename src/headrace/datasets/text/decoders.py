@@ -25,6 +25,7 @@ from headrace.core.batcher import BatchReader, Collating, ColumnReader, MadeBatc
 from headrace.core.dataset import BaseDataset
 from headrace.core.decoder import Decoder, Failed
 from headrace.core.reader import SampleReader
+from headrace.core.values import Access, Decoded, Records
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import ConfigError, FormatError, SampleError
 from headrace.formats.text import records
@@ -284,21 +285,14 @@ class Texts(TextDecoder):
         """True if a record is a row of a CSV or TSV file, whose fields are all texts."""
         return self.source.texts[self.source.number_of(index)].delimiter is not None
 
-    def uncut(self) -> Texts:
-        """The same texts as whole documents of ids alone, to pack, or to cut into windows and
-        blocks.
+    def whole_ids(self, numbers: Sequence[int], reader: SampleReader) -> list[Any]:
+        """The ids, or a SampleError, of each of some whole documents, by their numbers in the
+        source.
         """
         whole = copy.copy(self)
-        whole.options = replace(
-            self.options,
-            max_length=None,
-            target_field=None,
-            stride=None,
-            packing=False,
-            end_token=None,
-        )
+        whole.options = replace(self.options, max_length=None, target_field=None)
         whole.splits_targets = whole.always_pairs = False
-        return whole
+        return Decoded(Records(self.source)).read(numbers, Access(reader, whole))
 
     def decode(self, record: Any) -> Any:
         def raises(_: int, __: str, error: Exception) -> SampleError:

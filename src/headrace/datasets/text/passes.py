@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from headrace.core.reader import SampleReader
-from headrace.core.values import Access, Decoded, Records
 from headrace.datasets.cells import is_rounded, parsed
 from headrace.datasets.text.decoders import Texts
 from headrace.display import progress_bar
@@ -131,8 +130,6 @@ def _tokenise(
         The smallest dtype that fits the tokens, and the short arrays of `TokensSource`.
     """
     count = len(texts.source)
-    documents = Decoded(Records(texts.source))
-    access = Access(reader, texts.uncut())
     end = np.array([] if end_token is None else [end_token], np.int32)
     edges = np.zeros(count + 1, np.int64)
     left_out: list[int] = []
@@ -148,7 +145,7 @@ def _tokenise(
         for start in range(0, count, _TOGETHER):
             some = range(start, min(start + _TOGETHER, count))
             pieces = [np.empty(0, np.int32)]
-            for number, ids in zip(some, documents.read(some, access), strict=True):
+            for number, ids in zip(some, texts.whole_ids(some, reader), strict=True):
                 if isinstance(ids, SampleError):
                     left_out.append(number)
                     continue

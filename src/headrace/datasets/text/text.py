@@ -21,7 +21,6 @@ from headrace.core.options import (
     describe_held,
 )
 from headrace.core.reader import SampleReader, WorkerThreads
-from headrace.core.values import Access, Decoded, Records
 from headrace.core.views import targets_of_view
 from headrace.datasets.table import open_rows
 from headrace.datasets.text.chats import OPTIONS, SYSTEM, TOOLS, Chats
@@ -56,11 +55,7 @@ from headrace.formats.text import records
 from headrace.formats.text.plain import check_encoding
 from headrace.formats.text.records import TEXT_FIELD
 from headrace.formats.text.source import LinesSource, TextFilesSource
-from headrace.formats.tokens import (
-    BlocksSource,
-    DocumentsSource,
-    PackedTokens,
-)
+from headrace.formats.tokens import BlocksSource, DocumentsSource, PackedTokens
 from headrace.formats.trees import open_trees
 from headrace.formats.zarr.stores import ZARR
 from headrace.io.array_file import FileArrays
@@ -372,10 +367,7 @@ class TextDataset(BaseDataset):
 
     def ids_of(self, numbers: list[int]) -> list[Any]:
         """The ids, or a SampleError, of each of some whole documents of the source."""
-        documents = Decoded(Records(self.sample_source))
-        return documents.read(
-            numbers, Access(self.sample_reader.another(), self._tokenized.uncut())
-        )
+        return self._tokenized.whole_ids(numbers, self.sample_reader.another())
 
     def record_targets(self) -> list[Any] | None:
         """The target of each record, if targets are of several types; else None."""
@@ -404,6 +396,7 @@ def _open_texts(
         ConfigError, DataNotFoundError, AccessError, FormatError, RemoteError: see `TextDataset`.
     """
     unit = options.unit
+    codec = options.encoding, options.errors
     entries = list(entries_of(data_path))
     for entry in entries:
         if any(container.fits(os.fsdecode(entry)) for container in (TABLES, TARS, ZARR)):
@@ -414,7 +407,7 @@ def _open_texts(
         unit = "record"  # saves a request for each file
     where: DataPath | FileSet = data_path
     if unit in (None, "file"):
-        files = TextFilesSource(data_path, reach, budget, (options.encoding, options.errors))
+        files = TextFilesSource(data_path, reach, budget, codec)
         unit = unit or records.unit_of(files.listing, files.head)
         if unit == "file":
             _check_delimiter(options, False)
@@ -424,8 +417,7 @@ def _open_texts(
         where,
         "line" if unit == "line" else "record",
         reach,
-        encoding=options.encoding,
-        errors=options.errors,
+        codec=codec,
         budget=budget,
         progress=options.progress,
         delimiter=options.delimiter,

@@ -181,7 +181,7 @@ _STARTS: dict[str, Callable[[], Any]] = {
 }
 
 
-def plain_copy(files: Files, path: str, encoding: str, errors: str, cache_dir: str) -> FileArrays:
+def plain_copy(files: Files, path: str, codec: tuple[str, str], cache_dir: str) -> FileArrays:
     """The text as a `headrace.io.array_file.copy_of` the file: in its encoding where that shows
     lines, else in UTF-8, where lone surrogates stand as they are.
 
@@ -192,10 +192,10 @@ def plain_copy(files: Files, path: str, encoding: str, errors: str, cache_dir: s
     """
 
     def write(writer: ArrayWriter) -> None:
-        for piece in _plain_pieces(files, path, encoding, errors):
+        for piece in _plain_pieces(files, path, *codec):
             writer.write(np.frombuffer(piece, np.uint8))
 
-    about = ["plain", _VERSION, encoding, errors]
+    about = ["plain", _VERSION, *codec]
     return copy_of(files, path, about, cache_dir, write, "decompress and convert it to UTF-8")
 
 

@@ -25,14 +25,7 @@ from headrace.formats.resolve.find import learn
 from headrace.formats.resolve.resolver import DataPath, resolve
 from headrace.formats.source import Column, Description, RecordsSource, block_length
 from headrace.formats.text import records
-from headrace.formats.text.index import (
-    Scan,
-    Take,
-    TextFile,
-    first_from,
-    kept_or_held,
-    places_in,
-)
+from headrace.formats.text.index import Scan, Take, TextFile, first_from, kept_or_held, places_in
 from headrace.formats.text.plain import (
     check_room,
     decompressed,
@@ -159,7 +152,7 @@ class LinesSource(RecordsSource):
         unit: "line" or "record".
         reach: how URLs are reached, and where the table, and plain copies, are kept. Without a
             `cache_dir` those of local texts are kept if they are large.
-        encoding, errors: of the text, as Python has them; only what shows no lines, or is
+        codec: encoding and errors of the text, as Python has them; only what shows no lines, or is
             compressed, is decoded here.
         budget: for one line or record; a file that is one JSON list is read as a whole, at the
             start.
@@ -183,8 +176,7 @@ class LinesSource(RecordsSource):
         unit: str,
         reach: RemoteOptions | None = None,
         *,
-        encoding: str = "utf-8",
-        errors: str = "strict",
+        codec: tuple[str, str] = ("utf-8", "strict"),
         budget: MemoryBudget | None = None,
         progress: bool | None = None,
         delimiter: str | None = None,
@@ -207,10 +199,8 @@ class LinesSource(RecordsSource):
             except BaseException:
                 server.close()
                 raise
-        are_plain = shows_lines(encoding)
-        self.codec: tuple[str, str] = encoding, errors
-        if not are_plain:
-            self.codec = "utf-8", "surrogatepass"
+        are_plain = shows_lines(codec[0])
+        self.codec: tuple[str, str] = codec if are_plain else ("utf-8", "surrogatepass")
         copies = [not are_plain or is_compressed(without_query(path)) for path in paths]
         self.files: Files = files
         if server is not None and any(copies):
@@ -228,7 +218,7 @@ class LinesSource(RecordsSource):
             head = 0
             end = files.version(path).size
             if is_copy:
-                copy = plain_copy(files, path, encoding, errors, self._cache_dir)
+                copy = plain_copy(files, path, codec, self._cache_dir)
                 read = copy.path
                 head = HEAD
                 end = HEAD + copy.count
