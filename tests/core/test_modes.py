@@ -405,7 +405,7 @@ class TestPickles:
             assert values(copy, [5, 6]) == values(copy, [5, 6]) == [5, 6]
             assert copy.sample_source.reads.value - before == reads
         assert dataset.sample_source.reads.value == 40
-        with pytest.raises(TypeError, match="stay behind"):
+        with pytest.raises(TypeError, match="only while"):
             pickle.dumps(dataset.held)
 
     @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])

@@ -147,10 +147,6 @@ class TestReserve:
             assert not closer.is_alive()
         assert budget.reserved == 0
 
-    def test_a_reservation_can_not_be_pickled(self) -> None:
-        with pytest.raises(TypeError, match="the store"):
-            pickle.dumps(MemoryBudget(limits=LIMITS).reserve(1, "the store"))
-
 
 def test_a_share_is_an_equal_part_with_an_account_of_its_own() -> None:
     budget = MemoryBudget(limits=LIMITS)

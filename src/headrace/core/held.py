@@ -19,7 +19,6 @@ from headrace.display import progress_bar
 from headrace.dtypes import AnyArray, ArraySpec, IntArray
 from headrace.errors import BudgetError, SampleError, WriteError
 from headrace.formats.source import Source, is_prefetched
-from headrace.memory.anonymous import is_spawning
 from headrace.memory.budget import MemoryBudget, Reservation, format_size, parse_size
 from headrace.memory.limits import PERIOD, PressureWatch, usable_cpus
 from headrace.memory.machine import open_machine_store
@@ -93,7 +92,7 @@ class Held(ValueSource):
     ) -> None:
         super().__init__(parent)
         self.store: SampleStore | None = store  # None: closed
-        self._reserved: Reservation | None = reserved
+        self._reserved = reserved
         self._ranks = ranks
         self._policy = policy
         self._watch = PressureWatch()
@@ -200,7 +199,7 @@ class Held(ValueSource):
 
     def shrink(self, nbytes: int) -> None:
         """Releases up to `nbytes` of the budget, which a loader needs for its batches."""
-        if self._policy is None or self.store is None or self._reserved is None:
+        if self._policy is None or self.store is None:
             return
         spared = min(nbytes, self._reserved.nbytes, -(-self.store.ceiling // self._ranks))
         self.store.cap(self.store.ceiling - spared * self._ranks)
@@ -216,14 +215,7 @@ class Held(ValueSource):
 
     def close(self) -> None:
         self.store = None
-        if self._reserved is not None:
-            self._reserved.close()
-            self._reserved = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        if not is_spawning():
-            raise TypeError(f"the samples held by {type(self).__name__} stay behind in a pickle")
-        return {**self.__dict__, "_reserved": None}
+        self._reserved.close()
 
 
 # -- cached

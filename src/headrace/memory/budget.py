@@ -282,7 +282,8 @@ class Reservation:
     """Reserved bytes of a budget, until closed, left as a context, or garbage collected.
     Thread-safe.
 
-    `MemoryBudget.reserve` creates it. It belongs to its process and can't be pickled.
+    `MemoryBudget.reserve` creates it. It counts in its own process alone: a copy that a worker
+    receives reserves nothing.
     """
 
     def __init__(self, budget: MemoryBudget, what: str) -> None:
@@ -332,14 +333,6 @@ class Reservation:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __repr__(self) -> str:
-        return f"<Reservation of {format_size(self.nbytes)} for {self.what}>"
-
-    def __reduce__(self) -> Any:
-        raise TypeError(
-            f"the reservation for {self.what} belongs to its process: reserve anew in the other one"
-        )
 
 
 def check_usage(value: Any) -> float:
