@@ -549,13 +549,13 @@ class ZarrDataset(ArrayDataset):
         """
         number, inner = self._place_of(index)
         patches, array = self._volumes[number]
-        if array.level is None:
+        if array.image is None:
             raise ConfigError(
                 f"{array.where} is not an OME-NGFF image, so its voxels have no position"
             )
         corner = patches.grid.corner(inner)
-        scale = array.level.scale[-len(corner) :]
-        position = scale * corner + array.level.translation[-len(corner) :]
+        position = array.image.scales[array.level, -len(corner) :] * corner
+        position += array.image.translations[array.level, -len(corner) :]
         return tuple(position.tolist())
 
     @property
@@ -573,10 +573,10 @@ class ZarrDataset(ArrayDataset):
         """Distance between voxels along each of `axes`, in the (first) image's units. None: the
         volume is not an OME-NGFF image.
         """
-        level = self._volumes[0][1].level if self._volumes else None
-        if level is None:
+        array = self._volumes[0][1] if self._volumes else None
+        if array is None or array.image is None:
             return None
-        return tuple(level.scale.tolist())
+        return tuple(array.image.scales[array.level].tolist())
 
     def held_nbytes(self) -> int | None:
         if not self._volumes:

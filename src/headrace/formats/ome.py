@@ -43,33 +43,23 @@ class Axis(NamedTuple):
     unit: str
 
 
-class Level(NamedTuple):
-    """An image at one voxel size.
-
-    Attributes:
-        path: of its array in the store.
-        scale: from one voxel's centre to the next, along each axis.
-        translation: where the centre of the first voxel lies.
-    """
-
-    path: str
-    scale: Floats
-    translation: Floats
-
-
 class Image(NamedTuple):
     """An image of OME-NGFF.
 
     Attributes:
         group: its path in the store.
         where: names it in messages.
-        levels: in the file's order, the finest first.
+        levels: the path of the array of each resolution level, the finest first.
+        scales: [levels, axes] distances from one voxel's centre to the next.
+        translations: [levels, axes] where the centre of the first voxel lies.
     """
 
     group: str
     where: str
     axes: tuple[Axis, ...]
-    levels: tuple[Level, ...]
+    levels: tuple[str, ...]
+    scales: Floats
+    translations: Floats
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -81,8 +71,8 @@ class Image(NamedTuple):
         """The numbers of the axes of space."""
         return [number for number, axis in enumerate(self.axes) if axis.kind == "space"]
 
-    def level(self, scale: Scale | None) -> Level:
-        """The level whose voxels are nearest in size; None: the first.
+    def level(self, scale: Scale | None) -> int:
+        """The number of the level whose voxels are nearest in size; None: the first.
 
         Args:
             scale: a number: the least of a voxel's extents; several: those along all axes of space;
@@ -93,13 +83,13 @@ class Image(NamedTuple):
                 axis.
         """
         if scale is None:
-            return self.levels[0]
+            return 0
         axes = self.spatial_axes or list(range(len(self.axes)))
         if isinstance(scale, Mapping):
             _check_names("scale", scale, self.names)
             axes = [self.names.index(name) for name in scale]
             scale = [*scale.values()]
-        voxels = np.array([level.scale for level in self.levels])[:, axes]
+        voxels = self.scales[:, axes]
         if isinstance(scale, int | float):
             voxels = voxels.min(axis=1, keepdims=True)
         wanted = np.array(scale, np.float64).reshape(-1)
@@ -115,7 +105,7 @@ class Image(NamedTuple):
                 f"scale={scale!r}: no level of {self.where} is within a factor of 2; its voxels "
                 f"have {voxels.tolist()}"
             )
-        return self.levels[nearest]
+        return nearest
 
 
 def _nearest(voxels: Floats, wanted: Floats) -> int:
@@ -159,17 +149,17 @@ def claims(tree: Tree, group: str = "") -> Image | None:
         if len({axis.name for axis in axes}) != len(axes):
             raise ValueError(f"two axes of one name: {[axis.name for axis in axes]}")
         of_image = _transform(metadata, len(axes))
-        levels: list[Level] = []
-        for dataset in metadata["datasets"]:
-            scale, translation = _transform(dataset, len(axes))
-            path = str(dataset["path"])
+        paths = [str(dataset["path"]) for dataset in metadata["datasets"]]
+        for path in paths:
             if ".." in path.split("/"):
                 raise ValueError(f"a level at {path!r}, which leads out of the store")
-            translation = of_image[0] * translation + of_image[1]
-            levels.append(Level(join(group, path), of_image[0] * scale, translation))
-        if not levels:
+        if not paths:
             raise ValueError("it has no levels")
-        return Image(group, where, axes, tuple(levels))
+        transforms = np.array([_transform(one, len(axes)) for one in metadata["datasets"]])
+        transforms *= of_image[0]
+        scales, translations = np.moveaxis(transforms, 1, 0)
+        levels = tuple(join(group, path) for path in paths)
+        return Image(group, where, axes, levels, scales, translations + of_image[1])
     except (TypeError, KeyError, IndexError, AttributeError, ValueError, OverflowError) as error:
         if isinstance(error, FormatError):
             raise
@@ -216,13 +206,13 @@ class VolumeArray(NamedTuple):
     Attributes:
         name: its path in the store.
         where: names it in messages.
-        image, level: if it is of an image of OME-NGFF.
+        image, level: the image of OME-NGFF that it is a level of, and which.
     """
 
     name: str
     where: str
     image: Image | None = None
-    level: Level | None = None
+    level: int = 0
 
     def reader(self, tree: Tree) -> ArrayReader:
         """A reader of boxes.
@@ -261,10 +251,11 @@ def volume_in(tree: Tree, name: str | None, scale: Scale | None) -> VolumeArray:
     return VolumeArray(array, shown_array(tree.path, array))
 
 
-def _level_of(tree: Tree, image: Image, level: Level) -> VolumeArray:
-    if not tree.is_array(level.path):
-        raise FormatError(f"{image.where} lists the level {level.path!r}, which is missing")
-    return VolumeArray(level.path, shown_array(tree.path, level.path), image, level)
+def _level_of(tree: Tree, image: Image, level: int) -> VolumeArray:
+    path = image.levels[level]
+    if not tree.is_array(path):
+        raise FormatError(f"{image.where} lists the level {path!r}, which is missing")
+    return VolumeArray(path, shown_array(tree.path, path), image, level)
 
 
 def check_row_targets(tree: Tree, array: VolumeArray, target_name: str) -> None:
@@ -371,7 +362,6 @@ def _labels(tree: Tree, array: VolumeArray, name: str, grid: PatchGrid, pad: str
     lies, with voxels of any size.
     """
     image = array.image
-    level = array.level
     labels: Image | None = None
     if image is not None:
         path = _labels_at(tree, image.group, name)
@@ -384,7 +374,7 @@ def _labels(tree: Tree, array: VolumeArray, name: str, grid: PatchGrid, pad: str
             )
         name = path
         labels = claims(tree, name)
-    if image is None or level is None or labels is None:
+    if image is None or labels is None:
         label = VolumeArray(tree.array_named(name), "")
         reader = label.reader(tree)
         before = max(0, len(reader.shape) - len(grid.patch))
@@ -395,10 +385,12 @@ def _labels(tree: Tree, array: VolumeArray, name: str, grid: PatchGrid, pad: str
             )
         return Volume(label.name, reader, pad, 0, (*[None] * before, *range(len(grid.patch))))
     shared = [name for name in labels.names if name in image.names]
-    voxels = np.array([other.scale for other in labels.levels])
-    ours = level.scale[[image.names.index(name) for name in shared]]
-    own = labels.levels[_nearest(voxels[:, [labels.names.index(name) for name in shared]], ours)]
-    reader = _level_of(tree, labels, own).reader(tree)
+    scale = image.scales[array.level]
+    translation = image.translations[array.level]
+    voxels = labels.scales[:, [labels.names.index(name) for name in shared]]
+    own = _nearest(voxels, scale[[image.names.index(name) for name in shared]])
+    label = _level_of(tree, labels, own)
+    reader = label.reader(tree)
     before = len(image.axes) - len(grid.patch)
     axes = _follow(image.axes[before:], labels)
     tables: dict[int, npt.NDArray[np.int64]] = {}
@@ -410,8 +402,9 @@ def _labels(tree: Tree, array: VolumeArray, name: str, grid: PatchGrid, pad: str
         if labels.axes[number].kind in ("space", "time"):
             # for each voxel of the image the label whose centre is nearest, -1: none covers it; of
             # two that are as near the upper one, also after rounding errors
-            shift = level.translation[before + axis] - own.translation[number]
-            centres = (np.arange(extent) * level.scale[before + axis] + shift) / own.scale[number]
+            shift = translation[before + axis] - labels.translations[own, number]
+            centres = np.arange(extent) * scale[before + axis] + shift
+            centres /= labels.scales[own, number]
             places = np.floor(centres + 0.5 + _TIE).astype(np.int64)
             table = np.where((places >= 0) & (places < size), places, -1)
             if size != extent or not np.array_equal(table, np.arange(extent)):
@@ -422,7 +415,7 @@ def _labels(tree: Tree, array: VolumeArray, name: str, grid: PatchGrid, pad: str
             raise ConfigError(
                 f"{labels.where} has {size} along {labels.names[number]!r}, and the image {extent}"
             )
-    return Volume(own.path, reader, pad, 0, tuple(axes), tables)
+    return Volume(label.name, reader, pad, 0, tuple(axes), tables)
 
 
 def _follow(own: Sequence[Axis], labels: Image) -> list[int | None]:

@@ -133,9 +133,7 @@ def rows_of(indices: Any, length: int, what: str) -> tuple[IntArray, tuple[int, 
         IndexError: one is outside of the array, or no integer; a mask has another length.
     """
     if isinstance(indices, slice):
-        indices = range(*indices.indices(length))
-    if isinstance(indices, range):
-        indices = np.arange(indices.start, indices.stop, indices.step)
+        indices = np.arange(*indices.indices(length))
     array = np.asarray(indices)
     if array.dtype == bool:
         if array.shape != (length,):

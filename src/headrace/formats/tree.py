@@ -194,22 +194,22 @@ class Tree(ABC):
         """All arrays: how each is read, and what a random row costs. Chunks of remote ones are not
         looked for.
         """
-        return [self._column(name) for name in ["", *self.nodes()] if self.is_array(name)]
-
-    def _column(self, name: str) -> Column:
-        column = Column(name, "")
-        try:
-            shape = self.shape(name)
-            dtype = self.dtype(name)
-            column.sample = f"{dtype} {list(shape)}"
-            # of elements of any size at least
-            itemsize = 1 if dtype.hasobject else dtype.itemsize
-            column.total = math.prod(shape) * itemsize
-            if shape and not self.opened.files.is_remote:
-                column = replace(self.reader(name).describe(name), sample=column.sample)
-        except (HeadraceError, OSError, TypeError, ValueError) as error:
-            column.read_by = f"can't be read: {one_line(error)}"
-        return column
+        columns: list[Column] = []
+        for name in filter(self.is_array, ["", *self.nodes()]):
+            column = Column(name, "")
+            try:
+                shape = self.shape(name)
+                dtype = self.dtype(name)
+                column.sample = f"{dtype} {list(shape)}"
+                # of elements of any size at least
+                itemsize = 1 if dtype.hasobject else dtype.itemsize
+                column.total = math.prod(shape) * itemsize
+                if shape and not self.opened.files.is_remote:
+                    column = replace(self.reader(name).describe(name), sample=column.sample)
+            except (HeadraceError, OSError, TypeError, ValueError) as error:
+                column.read_by = f"can't be read: {one_line(error)}"
+            columns.append(column)
+        return columns
 
     def check_has(self, group: str, *names: str) -> None:
         """Raises a FormatError if a group lacks one of some arrays."""

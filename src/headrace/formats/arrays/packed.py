@@ -20,14 +20,8 @@ PACKED_VERSION = 1  # the layout that this headrace writes
 PACKED_ATTRIBUTE = "headrace"  # root attribute of a pack: the JSON text of a PackedInfo
 # root attribute: the CRC of that text (HDF5 has none for texts beyond 64 kB)
 PACKED_CHECKSUM = "headrace_crc32"
-DATA, OFFSETS, TARGETS, CRC, NAMES, NAME_OFFSETS = (
-    "data",
-    "offsets",
-    "targets",
-    "crc32",
-    "names",
-    "name_offsets",
-)
+DATA, OFFSETS, TARGETS, CRC = "data", "offsets", "targets", "crc32"
+NAMES, NAME_OFFSETS = "names", "name_offsets"
 # [1] uint32: the CRC of a whole HDF5 file, in which these four bytes count as zeros
 FILE_CRC = "file_crc32"
 MASKS, BOXES = "masks", "boxes"  # what the targets of images may be, beside numbers
@@ -66,19 +60,8 @@ def offsets_named(name: str) -> str:
     return f"{RAGGED[name]}_offsets"
 
 
-BESIDE = {
-    *(
-        OFFSETS,
-        TARGETS,
-        CRC,
-        NAMES,
-        NAME_OFFSETS,
-        MASK_STARTS,
-        IMAGE_ID,
-        IMAGE_SIZE,
-    ),
-    *(one for name in RAGGED for one in (name, offsets_named(name))),
-}
+BESIDE = {OFFSETS, TARGETS, CRC, NAMES, NAME_OFFSETS, MASK_STARTS, IMAGE_ID, IMAGE_SIZE}
+BESIDE |= {*RAGGED, *map(offsets_named, RAGGED)}
 """The names of all arrays that may lie beside the samples."""
 
 

@@ -112,23 +112,6 @@ class PatchGrid:
         return tuple(corner.tolist())
 
 
-def padded_places(start: int, extent: int, size: int, how: str) -> IntArray:
-    """Where along an axis of `size` elements those of a patch come from that begins at `start` and
-    may reach beyond the end.
-
-    Args:
-        how: "edge": the last element again; "reflect": mirrored at it, and at the first one, as
-            often as need be (as `numpy.pad` does); "constant": -1 for what lies beyond.
-    """
-    places = np.arange(start, start + extent, dtype=np.int64)
-    if how == "constant":
-        return np.where(places < size, places, -1)
-    if how == "edge" or size == 1:
-        return np.minimum(places, size - 1)
-    places = places % (2 * size - 2)
-    return np.minimum(places, 2 * size - 2 - places)
-
-
 @dataclass(frozen=True)
 class Volume:
     """An array that patches are taken from.
@@ -174,7 +157,14 @@ class Volume:
             if axis is None:
                 axes.append(np.arange(extent))
                 continue
-            places = padded_places(corner[axis], grid.patch[axis], grid.shape[axis], self.pad)
+            places = np.arange(grid.shape[axis])
+            beyond = int(ends[axis]) - len(places)
+            if beyond > 0:
+                how: dict[str, Any] = {"mode": self.pad}
+                if self.pad == "constant":
+                    how["constant_values"] = -1
+                places = np.pad(places, (0, beyond), **how)
+            places = places[corner[axis] : ends[axis]]
             table = self.tables.get(axis)
             axes.append(places if table is None else np.where(places < 0, -1, table[places]))
         return axes

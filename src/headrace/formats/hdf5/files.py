@@ -22,7 +22,7 @@ import numpy as np
 
 from headrace.dtypes import AnyArray
 from headrace.errors import AccessError, DataNotFoundError, FormatError, MissingNameError, one_line
-from headrace.formats.arrays.packed import PackedInfo, info_in
+from headrace.formats.arrays.packed import DATA, PackedInfo, info_in
 from headrace.io.files import Files
 from headrace.io.library_errors import OF_THE_MACHINE, asking, unreadable
 from headrace.io.local_files import LocalFiles, changed
@@ -221,13 +221,13 @@ def packed_info(path: str | os.PathLike[Any]) -> PackedInfo | None:
 # -- datasets
 
 
-def only_dataset(file: h5py.File, path: str, usual: str, targets: str | None) -> str:
-    """The dataset that holds the samples if the user names none: the usual one, AnnData's matrix
-    X, or the only one with an axis beside the targets. Coordinates of netCDF (dimension scales) and
+def only_dataset(file: h5py.File, path: str, targets: str | None) -> str:
+    """The dataset that holds the samples if the user names none: "data", AnnData's matrix X,
+    or the only one with an axis beside the targets. Coordinates of netCDF (dimension scales) and
     what MATLAB keeps in ``#refs#`` count only where there is nothing else.
     """
-    if isinstance(file.get(usual), h5py.Dataset):
-        return usual
+    if isinstance(file.get(DATA), h5py.Dataset):
+        return DATA
     if file.attrs.get("encoding-type") == "anndata" and isinstance(file.get("X"), h5py.Dataset):
         return "X"
     names = [name for name in dataset_names(file) if name != (targets or "").strip("/")]

@@ -32,7 +32,6 @@ from headrace.errors import (
 from headrace.formats.arrays.chunks import Chunks
 from headrace.formats.arrays.packed import (
     BESIDE,
-    DATA,
     PACKED_ATTRIBUTE,
     PackedInfo,
     are_targets,
@@ -101,7 +100,7 @@ class OpenHDF5(OpenTrees[h5py.File]):
         if self._server is None:
             path = os.path.abspath(os.path.expanduser(path))
             with reading(path) as file:
-                yield HDF5Tree(path, self, file)
+                yield HDF5Tree(path, self, lambda: file)
             return
         tree = _opening.get()
         with asking("h5py", redact(path)), contextlib.ExitStack() as stack:
@@ -176,21 +175,22 @@ class HDF5Tree(Tree):
 
     Args:
         path, opened: see `Tree`.
-        file: open.
+        open_: opens the file.
     """
 
     dataset_class = "HDF5Dataset"
     opened: OpenHDF5
 
-    def __init__(self, path: str, opened: OpenHDF5, file: h5py.File | None = None) -> None:
+    def __init__(self, path: str, opened: OpenHDF5, open_: Callable[[], h5py.File]) -> None:
         super().__init__(path, opened)
-        self._file = file
+        self._open = open_
         self._number: int | None = None  # of the file, once it was compared with its version
         self._parent: tuple[str, Any] | None = None  # the group that was looked into last
 
-    @property
+    @functools.cached_property
     def file(self) -> h5py.File:
-        return self._file
+        """The file, which h5py opens when it is needed."""
+        return self._open()
 
     def kind(self, name: str) -> NodeKind | None:
         found = self.file.get(name, getclass=True) if name else h5py.Group
@@ -217,7 +217,7 @@ class HDF5Tree(Tree):
 
     def array_named(self, name: str | None, targets: str | None = None) -> str:
         if name is None:
-            return only_dataset(self.file, self.path, DATA, targets)
+            return only_dataset(self.file, self.path, targets)
         return name
 
     def dataset(self, name: str) -> h5py.Dataset:
@@ -297,7 +297,6 @@ class RemoteTree(HDF5Tree):
     """
 
     def __init__(self, path: str, opened: OpenHDF5, arrays: Arrays | None = None) -> None:
-        super().__init__(path, opened)
         files: Any = opened.files
         self.remote: RemoteFile = RemoteFile(files, path)
         self._facts: dict[str, Any] = {}
@@ -306,6 +305,7 @@ class RemoteTree(HDF5Tree):
             numbers, data, facts = arrays
             self.remote = RemoteFile(files, path, numbers.tolist(), data)
             self._facts = json.loads(facts.tobytes(), object_hook=_array_in)
+        super().__init__(path, opened, self.remote.opened)
         self._indexed = len(self.remote.pages), len(self._facts)
 
     @property
@@ -336,15 +336,9 @@ class RemoteTree(HDF5Tree):
             self.close()
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    @property
-    def file(self) -> h5py.File:
-        if self._file is None:
-            self._file = self.remote.opened()
-        return self._file
+        if "file" in vars(self):
+            self.file.close()
+            del self.file
 
     def _fact(self, key: str, find: Callable[[], T]) -> T:
         """What `find` gives, or gave when the index was made."""
