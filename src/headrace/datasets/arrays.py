@@ -18,7 +18,9 @@ from headrace.dtypes import ArraySpec
 from headrace.errors import ConfigError, FormatError
 from headrace.formats.arrays.rows import (
     ArraysSource,
+    ConcatSource,
     as_value,
+    concatenated,
     concatenated_rows,
     is_plain,
     long_doubles_in,
@@ -35,7 +37,7 @@ from headrace.formats.ome import (
     volume_in,
 )
 from headrace.formats.resolve.resolver import DataPath
-from headrace.formats.source import ConcatSource, concatenated, sources_of
+from headrace.formats.source import sources_of
 from headrace.formats.sparse.matrix import Column, column_of_group, joined_column
 from headrace.formats.text.plain import check_encoding
 from headrace.formats.tree import TreeSource

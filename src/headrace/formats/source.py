@@ -9,24 +9,19 @@ source.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import hashlib
-import itertools
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, NamedTuple, TypeGuard, TypeVar
+from typing import Any, TypeGuard
 
 import numpy as np
 
 from headrace.dtypes import AnyArray, ArraySpec, IntArray
 from headrace.errors import FormatError
 from headrace.io.files import Files
-from headrace.io.handles import HINTS
-from headrace.io.local_files import bytes_of
 from headrace.io.ranges import ByteRanges
 
 Rows = Sequence[AnyArray] | AnyArray
@@ -352,38 +347,6 @@ def is_prefetched(source: Source) -> TypeGuard[Locatable]:
     return isinstance(source, Locatable) and source.is_remote
 
 
-class PackPart(NamedTuple):
-    """Which part of a pack of several files a source is."""
-
-    number: int
-    of: int
-    fingerprint: str
-    """Of all parts together."""
-    samples: int
-    """Of all parts together."""
-
-
-def fingerprint_of_files(
-    parts: Sequence[PackPart | None], count: int, fingerprints: Sequence[str]
-) -> str:
-    """The fingerprint of several files as one dataset: that of the pack, if these are all of its
-    parts, and none has left out a sample.
-
-    Args:
-        parts: what each says which part of a pack it is.
-        count: of samples of all.
-        fingerprints: of each.
-    """
-    first = parts[0]
-    if (
-        first is not None
-        and count == first.samples
-        and list(parts) == [first._replace(number=number) for number in range(first.of)]
-    ):
-        return first.fingerprint
-    return hashlib.blake2b("\0".join(fingerprints).encode(), digest_size=16).hexdigest()
-
-
 class RecordsSource(Locatable):
     """Records that lie one after the other in files.
 
@@ -428,185 +391,9 @@ class RecordsSource(Locatable):
         return np.diff(np.flatnonzero(is_first), append=len(files)).astype(np.int64)
 
 
-class ArraySource(RowSource, Locatable):
-    """Arrays that lie in files: rows that can be located."""
-
-    part: PackPart | None = None
-    """None: it is none of several."""
-
-    def row_ranges(self, indices: IntArray) -> ByteRanges | None:
-        """Where each record lies, if all are stored as `read_into` writes them; else None."""
-        return None
-
-    def check(self, indices: Sequence[int], records: Rows | Sequence[Any]) -> None:
-        """Raises a FormatError if a record has a wrong checksum."""
-
-
-# -- several sources as one
-
-S = TypeVar("S", bound=ArraySource)
-
-
-class ConcatSource(ArraySource, Generic[S]):
-    """The samples of some sources, one source after the other.
-
-    Args:
-        sources: one at least, with records of one kind; they share what is open and decoded.
-    """
-
-    def __init__(self, sources: Sequence[S]) -> None:
-        self.sources: list[S] = list(sources)
-        self._starts = np.cumsum([0, *map(len, self.sources)])
-        self.files = self.sources[0].files
-        self.locating_needs_io = any(source.locating_needs_io for source in self.sources)
-
-    def __len__(self) -> int:
-        return int(self._starts[-1])
-
-    def place(self, index: int) -> tuple[int, int]:
-        """The number of the source that a sample is in, and its index there."""
-        number = int(np.searchsorted(self._starts, index, side="right")) - 1
-        return number, index - int(self._starts[number])
-
-    def _parts(self, indices: Sequence[int] | IntArray) -> list[tuple[S, IntArray, list[int]]]:
-        """Sources, the indices of samples in each, and their places among all that are wanted."""
-        wanted = np.asarray(indices, np.int64)
-        numbers = np.searchsorted(self._starts, wanted, side="right") - 1
-        order = numbers.argsort(kind="stable")
-        parts = []
-        for places in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
-            if len(places):
-                number = int(numbers[places[0]])
-                inner = wanted[places] - self._starts[number]
-                parts.append((self.sources[number], inner, places.tolist()))
-        return parts
-
-    def _prefetch(self, parts: Sequence[tuple[S, IntArray, list[int]]]) -> None:
-        """Announces the parts of several sources, which are read next: to a server all together,
-        and not file by file; to a slow disk those of local files.
-        """
-        if len(parts) > 1 and (self.is_remote or HINTS.are_wanted):
-            with contextlib.suppress(OSError):  # raised again where they are read
-                each = [source.missing_ranges(inner) for source, inner, _ in parts]
-                self.files.prefetch(list(itertools.chain.from_iterable(each)), True)
-
-    def read(self, indices: Sequence[int]) -> list[Any]:
-        records: list[Any] = [None] * len(indices)
-        parts = self._parts(indices)
-        self._prefetch(parts)
-        for source, inner, places in parts:
-            for place, record in zip(places, source.read(inner.tolist()), strict=True):
-                records[place] = record
-        return records
-
-    def read_afresh(self, index: int) -> Any:
-        number, inner = self.place(index)
-        return self.sources[number].read_afresh(inner)
-
-    def read_into(self, indices: Sequence[int], rows: Rows) -> None:
-        parts = self._parts(indices)
-        if self.is_remote and self._read_together(parts, rows):
-            return
-        self._prefetch(parts)
-        for source, inner, places in parts:
-            source.read_into(inner.tolist(), [row_at(rows, place) for place in places])
-
-    def _read_together(self, parts: Sequence[tuple[S, IntArray, list[int]]], rows: Rows) -> bool:
-        """Reads the rows of all sources by one call, if they are stored as they are; else False."""
-        found = []
-        for source, inner, _ in parts:
-            ranges = source.row_ranges(inner)
-            if ranges is None:
-                return False
-            found.append(ranges)
-        outs = [[row_at(rows, place) for place in places] for _, _, places in parts]
-        buffers = [bytes_of(out) for of_source in outs for out in of_source]
-        self.files.read_into(ByteRanges.joined(found), buffers)
-        for (source, inner, _), of_source in zip(parts, outs, strict=True):
-            source.check(inner.tolist(), of_source)
-        return True
-
-    @functools.cached_property
-    def is_remote(self) -> bool:
-        """True if all sources are, on one server."""
-        return all(source.is_remote and source.files is self.files for source in self.sources)
-
-    def byte_ranges(self, indices: IntArray) -> ByteRanges:
-        parts = self._parts(indices)
-        return ByteRanges.joined([source.byte_ranges(inner) for source, inner, _ in parts])
-
-    @property
-    def stored_nbytes(self) -> int:
-        return sum(source.stored_nbytes for source in self.sources)
-
-    @functools.cached_property
-    def array_spec(self) -> ArraySpec | None:
-        spec = self.sources[0].array_spec
-        return spec if all(source.array_spec == spec for source in self.sources) else None
-
-    def use_threads(self, run: Map) -> None:
-        for source in self.sources:
-            source.use_threads(run)
-
-    @property
-    def block_nbytes(self) -> int:
-        return max(source.block_nbytes for source in self.sources)
-
-    def hold_chunks(self, nbytes: int) -> None:
-        for source in self.sources:
-            source.hold_chunks(nbytes)
-
-    def take_counts(self) -> Counter[str]:
-        return self.sources[0].take_counts()
-
-    def describe(self) -> Description:
-        """Several files as one; where they are read in several ways, each of these."""
-        parts = [source.describe() for source in self.sources]
-        columns = list(parts[0].columns)
-        for number, column in enumerate(columns):
-            ways = [part.columns[number].read_by for part in parts if number < len(part.columns)]
-            column.read_by = "; or ".join(dict.fromkeys(ways))
-        stored = [part.stored for part in parts]
-        return Description(
-            columns,
-            parts[0].facts,
-            sum(part.files for part in parts),
-            sum(stored) if all(stored) else 0,
-        )
-
-    @property
-    def cut_nbytes(self) -> int:
-        return sum(source.cut_nbytes for source in self.sources)
-
-    def blocks_of(self, nbytes: int) -> IntArray | None:
-        found = [source.blocks_of(nbytes) for source in self.sources]
-        known = [sizes for sizes in found if sizes is not None]
-        if len(known) == len(found):
-            return np.concatenate(known).astype(np.int64)
-        return None
-
-    def fingerprint(self) -> str:
-        each = [source.fingerprint() for source in self.sources]
-        return fingerprint_of_files([source.part for source in self.sources], len(self), each)
-
-    def location(self, index: int) -> str:
-        number, inner = self.place(index)
-        return self.sources[number].location(inner)
-
-    def close(self) -> None:
-        """Closes what this process has open."""
-        for source in self.sources:
-            source.close()
-
-
-def concatenated(sources: Sequence[S]) -> S | ConcatSource[S]:
-    """The samples of some sources, one source after the other."""
-    return sources[0] if len(sources) == 1 else ConcatSource(sources)
-
-
 def sources_of(source: Any) -> list[Any]:
-    """The sources that one concatenates; or itself alone."""
-    return source.sources if isinstance(source, ConcatSource) else [source]
+    """The sources that a `ConcatSource` joins; or itself alone."""
+    return getattr(source, "sources", [source])
 
 
 # -- columns

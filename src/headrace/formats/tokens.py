@@ -21,10 +21,10 @@ import numpy.typing as npt
 
 from headrace.dtypes import AnyArray, IntArray
 from headrace.errors import ConfigError, FormatError
-from headrace.formats.arrays.packed import DATA, TARGETS, PackedInfo
+from headrace.formats.arrays.packed import DATA, TARGETS, PackedInfo, fingerprint_of_files
 from headrace.formats.hdf5.rows import HDF5Source
 from headrace.formats.resolve.file_set import PackedNames
-from headrace.formats.source import Column, Description, Locatable, fingerprint_of_files
+from headrace.formats.source import Column, Description, Locatable
 from headrace.formats.text.index import first_from
 from headrace.formats.tree import OpenTrees
 from headrace.io.array_file import FileArrays

@@ -29,10 +29,10 @@ from headrace.datasets.memory_efficient import ALONE
 from headrace.dtypes import BFLOAT16, AnyArray, IntArray
 from headrace.errors import BudgetError, ConfigError, SampleError
 from headrace.formats.arrays import packed
+from headrace.formats.arrays.packed import PackPart
 from headrace.formats.files import FilesSource, PairedSource
 from headrace.formats.hdf5.chunks import filter_versions
 from headrace.formats.resolve.file_set import PackedNames
-from headrace.formats.source import PackPart
 from headrace.memory.budget import format_size
 from headrace.packing.destination import PartFile
 from headrace.packing.plan import (

@@ -30,11 +30,10 @@ from headrace.datasets.memory_efficient import MemoryEfficientDataset
 from headrace.datasets.text.text import TextDataset
 from headrace.display import progress_bar
 from headrace.errors import ConfigError, FileChangedError, SampleError, WriteError, warn
-from headrace.formats.arrays.packed import PackedInfo, crc_of
+from headrace.formats.arrays.packed import PackedInfo, PackPart, crc_of
 from headrace.formats.hdf5.files import locked_by_caller
 from headrace.formats.resolve.manifests import MANIFEST, PLAN
 from headrace.formats.resolve.resolver import DataPath
-from headrace.formats.source import PackPart
 from headrace.io.checksums import replaced
 from headrace.io.paths import redact
 from headrace.loader.fetch import RemoteTraceback, pickled, unpickled

@@ -38,7 +38,7 @@ from headrace.formats.files import FilesSource, PairedSource, check_splits, fold
 from headrace.formats.hdf5 import HDF5
 from headrace.formats.resolve.file_set import EXTENSIONS, IMAGES, TARS, FileSet, Format
 from headrace.formats.resolve.resolver import DataPath, entries_of, named_format
-from headrace.formats.source import concatenated, sources_of
+from headrace.formats.source import sources_of
 from headrace.io.paths import is_url, redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.memory.budget import MemoryBudget
@@ -199,6 +199,7 @@ def _open_packed(data_path: DataPath | FileSet, wanted: Wanted, reach: RemoteOpt
     from headrace.datasets.image.coco import CocoTargets, import_pycocotools
     from headrace.datasets.image.masks import MaskDecoder
     from headrace.formats.arrays.packed import BOXES, IMAGE, MASKS, SEGMENTATIONS, TARGETS
+    from headrace.formats.arrays.rows import concatenated
     from headrace.formats.hdf5.rows import HDF5Source
     from headrace.formats.trees import open_trees
 

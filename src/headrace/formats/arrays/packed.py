@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -110,6 +111,38 @@ class PackedInfo:
     def is_flat(self) -> bool:
         """True if the samples lie flat, one behind the other, and offsets say where each begins."""
         return self.store != "decoded"
+
+
+class PackPart(NamedTuple):
+    """Which part of a pack of several files a source is."""
+
+    number: int
+    of: int
+    fingerprint: str
+    """Of all parts together."""
+    samples: int
+    """Of all parts together."""
+
+
+def fingerprint_of_files(
+    parts: Sequence[PackPart | None], count: int, fingerprints: Sequence[str]
+) -> str:
+    """The fingerprint of several files as one dataset: that of the pack, if these are all of its
+    parts, and none has left out a sample.
+
+    Args:
+        parts: what each says which part of a pack it is.
+        count: of samples of all.
+        fingerprints: of each.
+    """
+    first = parts[0]
+    if (
+        first is not None
+        and count == first.samples
+        and list(parts) == [first._replace(number=number) for number in range(first.of)]
+    ):
+        return first.fingerprint
+    return hashlib.blake2b("\0".join(fingerprints).encode(), digest_size=16).hexdigest()
 
 
 def info_text(info: PackedInfo) -> bytes:

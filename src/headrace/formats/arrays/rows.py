@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import json
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from headrace.dtypes import ArraySpec, IntArray
 from headrace.errors import BudgetError, FormatError, HeadraceError
 from headrace.formats.arrays.chunks import COUNTABLE, DirectChunks, LibraryChunks, shown_array
-from headrace.formats.arrays.packed import PackedInfo
+from headrace.formats.arrays.packed import PackedInfo, PackPart, fingerprint_of_files
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays, OpenSource
-from headrace.formats.source import ArraySource, ConcatSource, Description, Rows, concatenated
+from headrace.formats.source import Description, Map, Rows, RowSource, row_at
+from headrace.io.handles import HINTS
+from headrace.io.local_files import bytes_of
 from headrace.io.ranges import ByteRanges
 from headrace.memory.budget import format_size
 from headrace.memory.limits import memory_limits, tightest
@@ -42,7 +46,7 @@ def check_fits(nbytes: int, what: str, remedy: str) -> None:
         )
 
 
-class ReadersSource(OpenSource, ArraySource):
+class ReadersSource(OpenSource, RowSource):
     """Records that are read from the chunks of arrays.
 
     Attributes:
@@ -50,6 +54,9 @@ class ReadersSource(OpenSource, ArraySource):
         _cached: readers of chunks that are decoded as a whole, and worth caching.
         _tallest: rows of the tallest of these chunks; 1: there are none.
     """
+
+    part: PackPart | None = None
+    """Which part of a pack of several files it is."""
 
     def __init__(self, path: str, opened: OpenArrays[Any], readers: Sequence[ArrayReader]) -> None:
         super().__init__(opened)
@@ -62,6 +69,13 @@ class ReadersSource(OpenSource, ArraySource):
     @abstractmethod
     def _located(self, indices: IntArray, missing: bool) -> list[ByteRanges]:
         """As `byte_ranges` or, if `missing`, `missing_ranges`, by array."""
+
+    def row_ranges(self, indices: IntArray) -> ByteRanges | None:
+        """Where each record lies, if all are stored as `read_into` writes them; else None."""
+        return None
+
+    def check(self, indices: Sequence[int], records: Rows | Sequence[Any]) -> None:
+        """Raises a FormatError if a record has a wrong checksum."""
 
     def byte_ranges(self, indices: IntArray) -> ByteRanges:
         try:
@@ -88,6 +102,150 @@ class ReadersSource(OpenSource, ArraySource):
     @property
     def stored_nbytes(self) -> int:
         return sum(reader.chunks.stored_nbytes for reader in self._readers)
+
+
+S = TypeVar("S", bound=ReadersSource)
+
+
+class ConcatSource(ReadersSource, Generic[S]):
+    """The samples of some sources, one source after the other.
+
+    Args:
+        sources: one at least, with records of one kind; they share what is open and decoded.
+    """
+
+    def __init__(self, sources: Sequence[S]) -> None:
+        readers = [reader for source in sources for reader in source._readers]
+        super().__init__(sources[0].path, sources[0]._opened, readers)
+        self.sources: list[S] = list(sources)
+        self._starts = np.cumsum([0, *map(len, self.sources)])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def place(self, index: int) -> tuple[int, int]:
+        """The number of the source that a sample is in, and its index there."""
+        number = int(np.searchsorted(self._starts, index, side="right")) - 1
+        return number, index - int(self._starts[number])
+
+    def _parts(self, indices: Sequence[int] | IntArray) -> list[tuple[S, IntArray, list[int]]]:
+        """Sources, the indices of samples in each, and their places among all that are wanted."""
+        wanted = np.asarray(indices, np.int64)
+        numbers = np.searchsorted(self._starts, wanted, side="right") - 1
+        order = numbers.argsort(kind="stable")
+        parts = []
+        for places in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
+            if len(places):
+                number = int(numbers[places[0]])
+                inner = wanted[places] - self._starts[number]
+                parts.append((self.sources[number], inner, places.tolist()))
+        return parts
+
+    def _prefetch(self, parts: Sequence[tuple[S, IntArray, list[int]]]) -> None:
+        """Announces the parts of several sources, which are read next: to a server all together,
+        and not file by file; to a slow disk those of local files.
+        """
+        if len(parts) > 1 and (self.is_remote or HINTS.are_wanted):
+            each = [one for source, inner, _ in parts for one in source.missing_ranges(inner)]
+            with contextlib.suppress(OSError):  # raised again where they are read
+                self.files.prefetch(each, True)
+
+    def read(self, indices: Sequence[int]) -> list[Any]:
+        records: list[Any] = [None] * len(indices)
+        parts = self._parts(indices)
+        self._prefetch(parts)
+        for source, inner, places in parts:
+            for place, record in zip(places, source.read(inner.tolist()), strict=True):
+                records[place] = record
+        return records
+
+    def read_into(self, indices: Sequence[int], rows: Rows) -> None:
+        parts = self._parts(indices)
+        if self.is_remote and self._read_together(parts, rows):
+            return
+        self._prefetch(parts)
+        for source, inner, places in parts:
+            source.read_into(inner.tolist(), [row_at(rows, place) for place in places])
+
+    def _read_together(self, parts: Sequence[tuple[S, IntArray, list[int]]], rows: Rows) -> bool:
+        """Reads the rows of all sources by one call, if they are stored as they are; else False."""
+        found = []
+        for source, inner, _ in parts:
+            ranges = source.row_ranges(inner)
+            if ranges is None:
+                return False
+            found.append(ranges)
+        outs = [[row_at(rows, place) for place in places] for _, _, places in parts]
+        buffers = [bytes_of(out) for of_source in outs for out in of_source]
+        self.files.read_into(ByteRanges.joined(found), buffers)
+        for (source, inner, _), of_source in zip(parts, outs, strict=True):
+            source.check(inner.tolist(), of_source)
+        return True
+
+    @functools.cached_property
+    def is_remote(self) -> bool:
+        """True if all sources are, on one server."""
+        return all(source.is_remote and source.files is self.files for source in self.sources)
+
+    def _located(self, indices: IntArray, missing: bool) -> list[ByteRanges]:
+        parts = self._parts(indices)
+        return [one for source, inner, _ in parts for one in source._located(inner, missing)]
+
+    @property
+    def stored_nbytes(self) -> int:
+        return sum(source.stored_nbytes for source in self.sources)
+
+    @functools.cached_property
+    def array_spec(self) -> ArraySpec | None:
+        spec = self.sources[0].array_spec
+        return spec if all(source.array_spec == spec for source in self.sources) else None
+
+    def use_threads(self, run: Map) -> None:
+        for source in self.sources:
+            source.use_threads(run)
+
+    @property
+    def block_nbytes(self) -> int:
+        return max(source.block_nbytes for source in self.sources)
+
+    def describe(self) -> Description:
+        """Several files as one; where they are read in several ways, each of these."""
+        parts = [source.describe() for source in self.sources]
+        columns = list(parts[0].columns)
+        for number, column in enumerate(columns):
+            ways = [part.columns[number].read_by for part in parts if number < len(part.columns)]
+            column.read_by = "; or ".join(dict.fromkeys(ways))
+        stored = [part.stored for part in parts]
+        return Description(
+            columns,
+            parts[0].facts,
+            sum(part.files for part in parts),
+            sum(stored) if all(stored) else 0,
+        )
+
+    @property
+    def cut_nbytes(self) -> int:
+        return sum(source.cut_nbytes for source in self.sources)
+
+    def blocks_of(self, nbytes: int) -> IntArray | None:
+        found = [source.blocks_of(nbytes) for source in self.sources]
+        known = [sizes for sizes in found if sizes is not None]
+        if len(known) == len(found):
+            return np.concatenate(known).astype(np.int64)
+        return None
+
+    def fingerprint(self) -> str:
+        each = [source.fingerprint() for source in self.sources]
+        return fingerprint_of_files([source.part for source in self.sources], len(self), each)
+
+    def location(self, index: int) -> str:
+        number, inner = self.place(index)
+        return self.sources[number].location(inner)
+
+
+def concatenated(sources: Sequence[S]) -> S | ConcatSource[S]:
+    """The samples of some sources, one source after the other."""
+    return sources[0] if len(sources) == 1 else ConcatSource(sources)
 
 
 class ArraysSource(ReadersSource):

@@ -20,6 +20,7 @@ from headrace.formats.arrays.packed import (
     NAMES,
     OFFSETS,
     TARGETS,
+    PackPart,
     are_offsets,
     crc_of,
     offsets_named,
@@ -27,7 +28,7 @@ from headrace.formats.arrays.packed import (
 )
 from headrace.formats.hdf5.tree import OpenHDF5
 from headrace.formats.resolve.file_set import PackedNames
-from headrace.formats.source import Description, PackPart, Rows
+from headrace.formats.source import Description, Rows
 from headrace.formats.tree import OpenTrees, Tree, TreeSource
 from headrace.io.paths import in_one_line
 from headrace.io.ranges import ByteRanges

@@ -31,9 +31,8 @@ from headrace.errors import (
     warn,
 )
 from headrace.formats.arrays.reader import ArrayReader
-from headrace.formats.arrays.rows import long_doubles_in
+from headrace.formats.arrays.rows import ConcatSource, concatenated, long_doubles_in
 from headrace.formats.resolve.resolver import DataPath
-from headrace.formats.source import ConcatSource, concatenated
 from headrace.formats.sparse.rows import Matrix, SparseSource
 from headrace.formats.tree import Tree, join
 from headrace.formats.trees import look_into
