@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from headrace import ConfigError, HDF5Dataset, StreamingDataset, WriteError, write_index
+from headrace.cli.main import main
 from headrace.errors import DataNotFoundError, HeadraceWarning
 from headrace.testing.contract import same
 from tests.data.make import make_tar
 from tests.datasets.remote_contract import RemoteDatasetContract
 from tests.servers.ranges import RangeServer
-from tools.write_index import main
 
 ENDINGS = {"a": "tar", "b": "h5"}
 
@@ -83,8 +83,8 @@ def test_what_has_no_index(server: RangeServer, tmp_path: Path) -> None:
 
 
 def test_the_command(shards: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main([str(shards / "a0.tar"), str(shards / "b0.h5")]) == 0
+    assert main(["index", str(shards / "a0.tar"), str(shards / "b0.h5")]) == 0
     written = [Path(line).name for line in capsys.readouterr().out.split()]
     assert written == ["a0.tar.index", "b0.h5.index"]
-    assert main([str(tmp_path / "nothing")]) == 2
-    assert capsys.readouterr().err.startswith("error: ")
+    assert main(["index", str(tmp_path / "nothing")]) == 2
+    assert capsys.readouterr().err.startswith("headrace index: error: ")

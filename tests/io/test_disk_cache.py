@@ -116,7 +116,7 @@ class TestLimit:
 
     def test_the_part_of_a_living_writer_counts(self, cache: DiskCache) -> None:
         cache._make_folder()
-        fd = cache._reserve(key(1), 80_000)
+        fd = cache._reserve(f"{cache._path(key(1))}.1-1-80000.part", 80_000)
         assert fd is not None
         for number in range(10, 30):
             cache.put(key(number), DATA)

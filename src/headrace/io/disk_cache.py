@@ -129,36 +129,30 @@ class DiskCache:
         size = _HEAD.size + len(data)
         if size > self.limit or time.monotonic() < self._paused_until:
             return False
+        path = self._path(key)
+        temporary = f"{path}.{os.getpid()}-{threading.get_ident()}-{size}{TEMPORARY}"
         try:
             self._make_folder()
-            fd = self._reserve(key, size)
+            fd = self._reserve(temporary, size)
             if fd is None:
                 return False
-            self._write(fd, key, data)
+            try:
+                write_full(fd, _head_of(data))
+                write_full(fd, data)
+                os.fsync(fd)
+                os.replace(temporary, path)
+            except BaseException:
+                self._remove(temporary)
+                with contextlib.suppress(OSError), self._ledger() as ledger:
+                    _write_ledger(ledger, max(0, _read_ledger(ledger) - size))
+                raise
+            finally:
+                unlock(fd)
         except OSError as error:
             self._give_up(error)
             return False
         self._count("disk_puts")
         return True
-
-    def _write(self, fd: int, key: str, data: bytes) -> None:
-        temporary = self._temporary(key, _HEAD.size + len(data))
-        try:
-            write_full(fd, _head_of(data))
-            write_full(fd, data)
-            os.fsync(fd)
-            os.replace(temporary, self._path(key))
-        except BaseException:
-            self._remove(temporary)
-            with contextlib.suppress(OSError), self._ledger() as ledger:
-                total = _read_ledger(ledger) - _HEAD.size - len(data)
-                _write_ledger(ledger, max(0, total))
-            raise
-        finally:
-            unlock(fd)
-
-    def _temporary(self, key: str, size: int) -> str:
-        return f"{self._path(key)}.{os.getpid()}-{threading.get_ident()}-{size}{TEMPORARY}"
 
     def _give_up(self, error: OSError) -> None:
         self._paused_until = time.monotonic() + _PAUSE_S
@@ -203,7 +197,7 @@ class DiskCache:
 
     # -- the limit
 
-    def _reserve(self, key: str, size: int) -> int | None:
+    def _reserve(self, temporary: str, size: int) -> int | None:
         """Makes room for a block, and its temporary file, locked; None: there is no room."""
         with self._ledger() as ledger:
             total = _read_ledger(ledger) + size
@@ -212,7 +206,6 @@ class DiskCache:
             if total > self.limit:
                 _write_ledger(ledger, total - size)
                 return None
-            temporary = self._temporary(key, size)
             os.makedirs(os.path.dirname(temporary), 0o700, exist_ok=True)
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try_lock(fd)
