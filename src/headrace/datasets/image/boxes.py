@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from headrace.dtypes import ArraySpec
 _LEAST = 1.0  # pixels that a crop must leave of a box
 
 
-@dataclass(kw_only=True, eq=False)
 class BoxDecoder(JointDecoder):
     """Decodes pairs of an image and a dict of the objects in it. Values are the pixels and the size
     of the stored image.

@@ -102,14 +102,6 @@ class ImageDecoder(Decoder):
         """Channels of an image."""
         return 3 if self.color == "RGB" else 1
 
-    @property
-    def held_as(self) -> str:
-        """Identifies how records become values."""
-        return (
-            f"{type(self).__name__} {self.color} {self.image_size} {self.channels_first} "
-            f"{self.is_stored_decoded} {self.exact}"
-        )
-
     def decode(self, record: Any) -> Any:
         if isinstance(record, np.ndarray) and not self.is_stored_decoded:
             record = record.tobytes()  # arrays would be taken for pixels
@@ -232,7 +224,6 @@ class ImageDecoder(Decoder):
         return replace(self, normalize=False), normalization
 
 
-@dataclass(kw_only=True, eq=False)
 class JointDecoder(ImageDecoder):
     """Decodes pairs of an image and a target in it. Values are pairs, or the encoded record if the
     image is cropped first.
@@ -254,7 +245,6 @@ class JointDecoder(ImageDecoder):
         return row, self._target_row(row.shape[1:])
 
 
-@dataclass(kw_only=True, eq=False)
 class LabelDecoder(JointDecoder):
     """Decodes pairs of an image and a class number. A record is a pair of bytes, or a dict."""
 

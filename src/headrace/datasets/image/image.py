@@ -484,7 +484,11 @@ class ImageDataset(BaseDataset):
         return self.image_size is None
 
     def held_as(self) -> str:
-        return self._decoder.held_as
+        decoder = self._decoder
+        return (
+            f"{type(decoder).__name__} {decoder.color} {decoder.image_size} "
+            f"{decoder.channels_first} {decoder.is_stored_decoded} {decoder.exact}"
+        )
 
     @functools.cached_property
     def pixel_format(self) -> ImageDecoder:

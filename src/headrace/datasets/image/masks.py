@@ -6,7 +6,6 @@ import io
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -145,7 +144,6 @@ def cut_mask(mask: Mask, drawn: Drawn | None, size: tuple[int, int] | None) -> M
 # -- samples
 
 
-@dataclass(kw_only=True, eq=False)
 class MaskDecoder(JointDecoder):
     """Decodes pairs of an image and a mask of the same size, which is resized to the nearest pixel.
     A record is the bytes of both.
