@@ -258,7 +258,7 @@ def _check_listed(values: list[Any], path: FieldPath) -> None:
             " is None, and so is the whole batch: the transform (or __getitem__) returned nothing; "
             f"end it with a return of the value, {_OR}",
         )
-    # nobody has an image of a library that nobody has imported
+    # there is no PIL image if Pillow was never imported
     pillow = sys.modules.get("PIL.Image")
     for number, value in enumerate(values):
         is_ = f" is {shape_of(value)}"

@@ -20,14 +20,14 @@ _FORMS: dict[type[Any], re.Pattern[str]] = {
         r"|(?i:nan|[+-]?inf(?:inity)?)"
     ),
 }
-"""How numbers are written."""
+"""The texts that are numbers, by type."""
 
 
 def _number(cell: str, kind: type[Any]) -> Any:
-    """The number that a cell is, without the spaces around it.
+    """A cell, without surrounding spaces, as a number.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a number of that type.
     """
     text = cell.strip()
     if not _FORMS[kind].fullmatch(text):
@@ -36,7 +36,7 @@ def _number(cell: str, kind: type[Any]) -> Any:
 
 
 def is_rounded(value: str | int) -> bool:
-    """True if a cell or a number is an integer that no float64 holds."""
+    """True if a cell or a number is an integer that float64 can't represent."""
     try:
         number = _number(value, int) if isinstance(value, str) else value
         return bool(float(number) != number)
@@ -50,10 +50,9 @@ class Column(NamedTuple):
     """The values of a column of text.
 
     Attributes:
-        values: integers or floats, and None for an empty cell; or the texts.
-        same: two texts of one number, such as "1.10" and "1.1", for which the column is texts, and
-            may be meant as numbers.
-        rounded: an integer among floats that none of them holds, if there is one.
+        values: integers or floats, with None for an empty cell; or the texts.
+        same: two texts of one number, such as "1.10" and "1.1". They make it a column of texts.
+        rounded: an integer in a column of floats that float64 can't represent, if there is one.
     """
 
     values: list[Any]
@@ -62,9 +61,7 @@ class Column(NamedTuple):
 
 
 def parsed(cells: Sequence[str]) -> Column:
-    """A column of integers, of floats, or of texts: numbers only where no two texts become one
-    number.
-    """
+    """A column of integers, floats or texts. It has numbers only if no two texts are one number."""
     distinct = {cell for cell in cells if cell.strip()}
     for kind in _FORMS:
         try:

@@ -29,12 +29,12 @@ _LN2 = 0.6931471805599453
 
 
 class _DrawnOrder(Order):
-    """An order of entries, one a sample, which a state knows by their digest.
+    """An order that depends on one entry per sample. A state has the digest of the entries.
 
     Args:
-        entries: one a sample.
-        n: positions; None: all samples with replacement, else `most`.
-        most: positions that there can be without replacement.
+        entries: one per sample.
+        n: number of positions. None: number of samples with replacement, else `most`.
+        most: largest number of positions without replacement.
         replacement: True if a sample may be drawn more than once.
     """
 
@@ -123,7 +123,7 @@ class WeightedOrder(_DrawnOrder):
         epoch: int = 0,
         global_batch: int = DEFAULT_GLOBAL_BATCH,
     ) -> None:
-        array = _entries(weights, "biuf", "weights must be one number a sample")
+        array = _entries(weights, "biuf", "weights must be one number per sample")
         self._weights = array.astype(np.float64)  # a copy: the user's may change
         wrong = np.flatnonzero(~(np.isfinite(self._weights) & (self._weights >= 0)))
         if wrong.size:
@@ -210,7 +210,7 @@ class BalancedOrder(_DrawnOrder):
         epoch: int = 0,
         global_batch: int = DEFAULT_GLOBAL_BATCH,
     ) -> None:
-        needed = "balanced=True needs one class a sample, as integers or strings"
+        needed = "balanced=True needs one class per sample, as integers or strings"
         array = _entries(classes, "biuUSO", needed)
         try:
             _, numbers, counts = np.unique(array, return_inverse=True, return_counts=True)
@@ -274,7 +274,7 @@ class BucketedOrder(_DrawnOrder):
         epoch: int = 0,
         global_batch: int = DEFAULT_GLOBAL_BATCH,
     ) -> None:
-        array = _entries(lengths, "iu", "bucket_by_length needs one integer a sample")
+        array = _entries(lengths, "iu", "bucket_by_length needs one integer per sample")
         if array.size and array.min() < 0:
             raise ConfigError(
                 f"bucket_by_length: the length of sample {int(array.argmin())} is {array.min()}, "
@@ -314,7 +314,7 @@ class BucketedOrder(_DrawnOrder):
 
 
 def _entries(values: ArrayLike, kinds: str, needed: str) -> NDArray[Any]:
-    """One entry a sample, as an array of one of these kinds of dtype."""
+    """One entry per sample, as an array of one of these kinds of dtype."""
     try:
         array = np.asarray(values)
     except (TypeError, ValueError) as error:  # rows of different lengths, for instance
@@ -325,7 +325,7 @@ def _entries(values: ArrayLike, kinds: str, needed: str) -> NDArray[Any]:
 
 
 def _uniform(numbers: IntArray, keys: Keys) -> FloatArray:
-    """A hash of each number as a float64 in [0, 1): 53 bits out of two streams of 32."""
+    """A hash of each number as a float64 in [0, 1): 53 bits from two hashes of 32."""
     low = (numbers & 0xFFFFFFFF).astype(np.uint32)
     high = (numbers >> 32).astype(np.uint32)
     first = mix(mix(mix(low, keys[0]) ^ high, keys[1]), keys[2]) >> np.uint32(5)
@@ -334,10 +334,10 @@ def _uniform(numbers: IntArray, keys: Keys) -> FloatArray:
 
 
 def _log(x: FloatArray) -> FloatArray:
-    """The natural logarithm, out of operations that IEEE 754 rounds the same on every machine.
+    """The natural logarithm, by operations that IEEE 754 rounds equally on every machine.
 
-    The system's own differs in its last bit from one processor to the next, and two ranks that
-    sorted by it could disagree.
+    The last bit of the system's own depends on the processor, so that two ranks could sort
+    differently.
     """
     mantissa, exponent = np.frexp(x)
     is_low = mantissa < 0.7071067811865476

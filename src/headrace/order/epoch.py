@@ -61,9 +61,7 @@ class Order(ABC):
         self.global_batch: int = check_integer("global_batch", global_batch, least=1)
 
     def with_epoch(self, epoch: int) -> Self:
-        """Returns the order of another epoch. Cheap, since everything that epochs have in common
-        is shared.
-        """
+        """Returns the order of another epoch. Cheap: the orders share what doesn't depend on it."""
         other = copy.copy(self)
         other.epoch = check_integer("epoch", epoch)
         other._begin()
@@ -71,7 +69,7 @@ class Order(ABC):
 
     @abstractmethod
     def _begin(self) -> None:
-        """Makes what belongs to `epoch` alone."""
+        """Computes what depends on `epoch`."""
 
     @abstractmethod
     def _indices(self, positions: IntArray) -> IntArray:
@@ -272,16 +270,12 @@ class EpochOrder(Order):
 
 
 def pass_epoch(epoch: int, number: int) -> int:
-    """Gives the epoch by whose order pass `number` of an epoch goes, where a loader is gone through
-    several times in one.
-
-    Args:
-        epoch: number of the epoch.
-        number: 0 for the first pass, whose order is the epoch's own.
+    """The epoch whose order pass `number` of an epoch takes, if a loader is iterated over several
+    times in an epoch.
 
     Returns:
-        `epoch` itself for the first pass; else a hash of both in [2**61, 2**62), where no epoch
-        that is counted ever comes.
+        `epoch` itself for pass 0; otherwise a hash of both in [2**61, 2**62), which no counted
+        epoch reaches.
     """
     if number == 0:
         return epoch
@@ -291,12 +285,12 @@ def pass_epoch(epoch: int, number: int) -> int:
 
 
 class ResizedOrder(Order):
-    """The first `n` positions of an order; beyond its end it begins again, each time in another
-    order (`pass_epoch`).
+    """The first `n` positions of an order. Past its end all samples come again, in another order
+    (`pass_epoch`).
 
     Args:
-        order: of all samples.
-        n: positions of an epoch; 0 if there are no samples.
+        order: order of all samples.
+        n: number of positions in an epoch; 0 if there are no samples.
 
     Attributes:
         whole: the order of all samples, of this epoch.
@@ -311,7 +305,7 @@ class ResizedOrder(Order):
 
     def _begin(self) -> None:
         self.whole = self.whole.with_epoch(self.epoch)
-        # the pass that was asked last: a block shuffle makes a table for each
+        # the last pass that was computed: a block shuffle makes a table for each
         self._pass = 0
         self._order = self.whole
 
@@ -338,7 +332,7 @@ class ResizedOrder(Order):
 
 
 def _edges_of(sizes: NDArray[Any], n: int) -> IntArray:
-    """Where blocks begin, and the end."""
+    """The starts of blocks, and the end of the last one."""
     if sizes.ndim != 1 or (sizes.size and not np.issubdtype(sizes.dtype, np.integer)):
         raise ConfigError(
             f"blocks must be a list of integer sizes, got shape {sizes.shape} of {sizes.dtype}"

@@ -17,10 +17,9 @@ torch deals batches to its workers in turn, so with two workers one reads lanes 
 other lanes 4 to 7; and of two ranks, which take the even and the odd positions, one reads lanes 0,
 2, 4, 6. Wherever lanes are not shared, a block is read and decoded once.
 
-`Lanes` end where batches ask, mostly within a block. Such a block comes in parts, at different
-times, each of which is a segment of the storage by itself: no matter where any part can be read,
-and twice the work where blocks are decoded as a whole. For those, if they are of one size, there
-are `AlignedLanes`.
+`Lanes` mostly end within a block. The parts of such a block, each of which is a segment of the
+storage, come at different times. That costs nothing if any part can be read, and twice the work if
+blocks are decoded as a whole. For the latter, if they have one size, there are `AlignedLanes`.
 """
 
 from __future__ import annotations
@@ -34,20 +33,16 @@ from headrace.order.permutation import KEY_COUNT, derive_keys, mix, permute, per
 from headrace.sorting import distinct
 
 OPEN_BYTES = 2 << 30
-"""Most decoded bytes of the blocks that all lanes have open."""
+"""Limit of the decoded bytes of the blocks in use, over all lanes."""
 FEWEST = 8
-"""Lanes that a batch draws from, so that 8 ranks can each have lanes of their own, before fewer
-blocks mean fewer turns.
-"""
+"""Least `interleave` while there are several turns: 8 ranks can each have lanes of their own."""
 _TURNS = (24, 12, 8, 6, 4, 2, 1)
-"""Sets of lanes: 24, where there are blocks enough, are divided by most numbers of workers."""
+"""Choices of `turns`; most numbers of workers divide 24."""
 
 
 def lanes_for(blocks: int, block_nbytes: int = 0, interleave: int | None = None) -> tuple[int, int]:
-    """Gives the (interleave, turns) that suit a layout of so many blocks: no more lanes than
-    blocks.
-
-    With more, a lane would be a part of a block, and a batch would draw from few blocks.
+    """The (interleave, turns) for a layout of so many blocks. There are no more lanes than blocks;
+    otherwise a lane would be a part of a block, and a batch would draw from few blocks.
 
     * Blocks that are decoded as a whole, of `block_nbytes` bytes each: few go to `interleave` first
       (64 by default), which mixes. All lanes together stay below OPEN_BYTES: there half as many
@@ -75,27 +70,25 @@ def lanes_for(blocks: int, block_nbytes: int = 0, interleave: int | None = None)
 
 
 def interleave_for(mixed: int, samples: int, blocks: int, least: int = 1) -> int:
-    """Gives the `interleave` with which a global batch draws from blocks of about `mixed` samples
-    in all.
+    """The `interleave` with which a global batch draws from blocks of about `mixed` samples in all.
 
-    A power of two, so that as many ranks as may be have lanes of their own, and no more than there
-    are blocks.
+    It is a power of two, so that many numbers of ranks get lanes of their own, and at most the
+    number of blocks.
 
     Args:
-        mixed: samples.
-        samples: of all blocks.
+        mixed: number of samples.
+        samples: number of samples in all blocks.
         blocks: number of blocks.
-        least: lanes, where there are so many blocks.
+        least: least result, if there are enough blocks.
     """
     wanted = max(least, mixed * blocks / max(1, samples))
     return 1 << min(round(math.log2(wanted)), max(1, blocks).bit_length() - 1)
 
 
 class Lanes:
-    """The arithmetic from positions of an epoch to places in its sequence of blocks: a bijection on
-    [0, n).
+    """Maps positions of an epoch to places in its sequence of blocks: a bijection on [0, n).
 
-    It depends on neither seed nor epoch. Memory: one integer a lane.
+    It depends on neither seed nor epoch. Memory: one integer per lane.
 
     Args:
         n: number of samples.
@@ -109,7 +102,7 @@ class Lanes:
             gets.
         cuts: places where lanes end within a block.
         last_stays: True if the last block stands at the end of the sequence too.
-        layout: another number whenever the samples of an epoch stand elsewhere than before.
+        layout: version of the arithmetic, which a saved state contains.
     """
 
     layout = 2
@@ -130,18 +123,18 @@ class Lanes:
         self.cuts: IntArray = self.first
 
     def _shares(self, count: int) -> IntArray:
-        """How many of a batch's first `count` positions each of its lanes gets."""
+        """How many of the first `count` positions of a batch each lane gets."""
         return (count - 1 - np.arange(self.interleave, dtype=np.int64)) // self.interleave + 1
 
     def place_of(self, positions: IntArray) -> IntArray:
-        """Gives each position's place in the sequence of blocks, in [0, n)."""
+        """The place of each position in the sequence of blocks, in [0, n)."""
         lanes, within = self.lane_of(positions)
         places: IntArray = self.first[lanes] + within
         return places
 
     def lane_of(self, positions: IntArray) -> tuple[IntArray, IntArray]:
-        """Gives the lane that each position draws from, in [0, turns x interleave), and how many of
-        the lane's samples come before it.
+        """The lane that each position draws from, in [0, turns x interleave), and how many samples
+        of the lane come before it.
         """
         batches, offsets = np.divmod(positions, self.global_batch)
         rounds, turns = np.divmod(batches, self.turns)
@@ -240,7 +233,7 @@ class BlockSequence:
         np.cumsum(sizes, out=self._edges[1:])
         cuts = distinct(cuts)
         cuts = cuts[(cuts > 0) & (cuts < edges[-1])]
-        # others lie where a block ends in any case
+        # the others are ends of blocks anyway
         cuts = cuts[self._edges[self._slot_of(cuts)] < cuts]
         self._ends = np.append(cuts, edges[-1])
         self._starts = np.append(0, cuts)
@@ -249,14 +242,14 @@ class BlockSequence:
         return np.searchsorted(self._edges, places, side="right") - 1
 
     def segments(self) -> IntArray:
-        """Gives where segments begin in stored order, and the end: int64 array [segments + 1]."""
+        """The starts of segments in stored order, and the end: int64 array [segments + 1]."""
         cuts = self._starts[1:]
         slots = self._slot_of(cuts)
         firsts = self._stored[self._blocks[slots]]
         return distinct(np.append(self._stored, firsts + cuts - self._edges[slots]))
 
     def index_at(self, places: IntArray) -> IntArray:
-        """Gives the index of the sample at each place."""
+        """The index of the sample at each place."""
         slots = self._slot_of(places)
         block_starts = self._edges[slots]
         cut = np.searchsorted(self._ends, places, side="right")

@@ -5,9 +5,9 @@ an n that is no power of two (J. Black and P. Rogaway, "Ciphers with Arbitrary F
 CT-RSA 2002). The round function is the finaliser of MurmurHash3 (A. Appleby), keyed by exclusive
 or. Memory is that of the positions asked for, whatever n is.
 
-It shuffles well and fast, and is no cipher. A network of four bits and more makes even permutations
-only, so that for instance of 5 samples the odd orders are 8 % likelier than average and the even
-ones 8 % less likely.
+It is fast and shuffles well, but is not a cipher. A network of four bits or more makes even
+permutations only, so that of 5 samples, for example, the odd orders are 8 % more likely than
+average, and the even ones 8 % less.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from headrace.dtypes import IntArray
 Keys = NDArray[np.uint32]
 
 KEY_COUNT = 8
-# of ranges of at least _SMALL; smaller ones take KEY_COUNT: few bits mix slowly, and orders would
-# not be equally likely
+# for ranges of at least _SMALL; smaller ones take KEY_COUNT, since few bits mix slowly
 _ROUNDS = 6
 _SMALL = 64
 
@@ -44,7 +43,7 @@ def derive_keys(*parts: int | str, count: int) -> Keys:
     """Derives keys, uint32 [count], from strings and integers of any size (Python's and numpy's
     give the same keys).
 
-    By a hash, and never by a sum: seed 1 of epoch 0 must not be seed 0 of epoch 1.
+    They are hashed, not added: seed 1 of epoch 0 must not equal seed 0 of epoch 1.
     """
     message = b""
     for part in parts:  # no two lists of parts give the same bytes
@@ -133,8 +132,8 @@ def _walk(
     """Applies the network until every value ([m]) is below its size (one for all, or
     [m]; `bits` and `keys` likewise).
 
-    It comes back below, since the network permutes a finite domain and the walk began below; and
-    soon, since the domain is hardly ever more than twice the size.
+    It gets there, since the network permutes a finite domain and the walk began below the size; and
+    soon, since the domain is hardly ever more than twice as large.
     """
     out = _feistel(values, bits, keys)
     outside = np.flatnonzero(out >= sizes)

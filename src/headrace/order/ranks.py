@@ -44,11 +44,9 @@ from headrace.order.epoch import DEFAULT_TURNS, EpochOrder, Order, Shuffle
 from headrace.order.world import detect_world
 
 STATE_VERSION = 1
-# indices that an iteration computes at a time: many at once cost an order hardly more than one
-# batch
+# indices that an iteration computes at a time: many cost hardly more than one batch
 _PART = 4_096
-# but it begins with a single batch, so that the first one comes at once, and takes so many times
-# more each time
+# it begins with one batch, so that the first comes at once, and grows by this factor
 _GROWTH = 4
 
 
@@ -96,15 +94,15 @@ _current: BatchRequest | None = None
 
 
 def current_request() -> BatchRequest | None:
-    """The batch that this process works on: it names seed and epoch for datasets inside others,
-    such as `torch.utils.data.Subset`.
+    """The request that this process works on. Datasets inside others, such as
+    `torch.utils.data.Subset`, take seed and epoch from it.
     """
     return _current
 
 
 @contextmanager
 def working_on(request: BatchRequest) -> Iterator[None]:
-    """While a batch of this process is made."""
+    """Context in which `current_request` returns this request."""
     global _current
     before = _current
     _current = request
@@ -494,7 +492,7 @@ def are_counts(numbers: list[Any]) -> bool:
 
 
 def differences(state: Mapping[str, Any], own: dict[str, Any]) -> str:
-    """In what a saved state differs from what it is to be loaded into; empty: in nothing."""
+    """The differences between a saved state and what loads it, for messages; "" if none."""
     return ", ".join(
         f"{name} was {state.get(name)!r}, is {value!r}"
         for name, value in own.items()
@@ -502,7 +500,7 @@ def differences(state: Mapping[str, Any], own: dict[str, Any]) -> str:
     )
 
 
-# -- shares that are shared out again
+# -- shards that are sharded again
 
 _KINDS = (torch.utils.data.Sampler, torch.utils.data.DataLoader, torch.utils.data.IterableDataset)
 # whose loaders, and iterators over them, are of other classes besides
@@ -515,14 +513,16 @@ REMEDY = (
 
 
 def check_shared_once(own: object, world_size: int) -> None:
-    """Call it in a method of what is gone through, or below one, before its first index.
+    """Checks that nothing shards an iteration over one rank's share again.
+
+    Call it in a method of the object that is iterated over, or below, before the first index.
 
     Args:
         own: that object: a sampler, a batch sampler or an iterable dataset.
-        world_size: number of ranks that it is one's share of.
+        world_size: number of ranks that share the samples.
 
     Raises:
-        ConfigError: what goes through it shares it out once more.
+        ConfigError: the samples are sharded again.
     """
     if world_size < 2:
         return
@@ -544,19 +544,19 @@ def check_shared_once(own: object, world_size: int) -> None:
 
 
 def askers(own: object, frame: FrameType | None) -> Iterator[Any]:
-    """Samplers, datasets and loaders that go through an object of headrace's, the nearest first, up
-    to what is headrace's again.
+    """Samplers, datasets and loaders that iterate over an object of headrace, innermost first, up
+    to the next frame of headrace.
 
     Args:
         own: that object.
-        frame: of its method that runs.
+        frame: the frame of its method.
     """
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         if module.startswith("headrace."):
             if frame.f_locals.get("self") is not own:
                 return
-        # `f_locals` of others, such as a training loop, hold on to batches
+        # reading `f_locals` of others, such as a training loop, would keep batches alive
         elif frame.f_code.co_name in ("__iter__", "__next__") or module.startswith(_LIBRARIES):
             asker = frame.f_locals.get("self")
             is_of_library = type(asker).__module__.startswith(_LIBRARIES)

@@ -32,7 +32,7 @@ Generator: TypeAlias = np.random.Generator | np.random.RandomState | random.Rand
 
 _GLOBAL: tuple[Generator, ...] = (random._inst, np.random.mtrand._rand, torch.default_generator)
 _MAX_DEPTH = 12
-_MAX_ITEMS = 1_000  # looked at in a container: a dataset may hold a list of all its samples
+_MAX_ITEMS = 1_000  # of a container: a dataset may hold a list of all its samples
 _MAX_OBJECTS = 100_000
 _PLAIN = (int, float, complex, str, bytes, bytearray, range, os.PathLike, type(None))
 # from these, everything that is loaded can be reached
@@ -46,9 +46,7 @@ OF_SAMPLER = -1
 OF_STREAM = -2
 OF_COLLATE = -3
 OF_STEP = -4
-"""What draws random numbers beside samples, in place of a sample's index, which is never
-negative.
-"""
+"""Keys of random streams other than those of samples, in place of an index."""
 _FOUR = struct.Struct("<4q")
 _SEEDS = struct.Struct("<QQQ")
 _32_BITS = (1 << 32) - 1
@@ -118,8 +116,8 @@ class SampleSeeder:
 
 @contextmanager
 def preserved_rng(seeder: SampleSeeder | None = None) -> Iterator[None]:
-    """Puts the global generators, and those that a seeder has found, back at the end to where
-    they were at the beginning.
+    """Context that restores the states of the global generators, and of those that a seeder has
+    found.
     """
     states = _states(seeder)
     try:
@@ -129,9 +127,7 @@ def preserved_rng(seeder: SampleSeeder | None = None) -> Iterator[None]:
 
 
 def warn_off_main_thread() -> None:
-    """Warns where global generators are seeded and put back beside a main thread that may draw
-    from them.
-    """
+    """Warns if a thread other than the main one seeds and restores the global generators."""
     if threading.current_thread() is not threading.main_thread():
         warn(
             "random transforms run in a thread beside the main one: both draw from the global "
@@ -141,8 +137,8 @@ def warn_off_main_thread() -> None:
 
 
 def rng_states(seeder: SampleSeeder | None = None) -> bytes:
-    """The states of the global generators, and of those that a seeder has found, as bytes: equal
-    where nothing was drawn between.
+    """The states of the global generators, and of those that a seeder has found, as bytes. They
+    are equal if nothing was drawn in between.
     """
     return pickle.dumps(
         [
@@ -181,16 +177,15 @@ def _put_back(states: list[tuple[Generator, Any]]) -> None:
 
 
 class Draws:
-    """Random numbers of its own for work that is done in pieces.
+    """A random stream of its own for work that is done in pieces.
 
-    Inside ``with draws():`` the global generators, and those that the holder holds, stand where the
-    piece before has left them, and before the first one where (seed, epoch, key, k) puts them. So
-    the work draws the same whatever comes between its pieces.
+    The first ``with draws():`` seeds the generators by (seed, epoch, key, k); each further one
+    continues where the last has ended, whatever was drawn in between.
 
     Args:
-        seeder: knows the holder's generators.
-        seed, epoch, key, k: what the numbers follow from; `key` stands for the index of a sample,
-            and is negative.
+        seeder: knows the generators.
+        seed, epoch, key, k: the key of the stream; `key` is negative and takes the place of the
+            index of a sample.
     """
 
     def __init__(self, seeder: SampleSeeder, seed: int, epoch: int, key: int, k: int = 0) -> None:
@@ -251,8 +246,8 @@ def _seed_worker(worker: int) -> None:
 
 
 def random_names(*holders: object) -> list[str]:
-    """What draws at random among what `SampleSeeder` looks at, as far as can be told without a
-    call: random generators, and classes and functions by their names.
+    """Names of what draws random numbers among the objects that `SampleSeeder` looks at: random
+    generators, and classes and functions whose names say so.
     """
     names = dict[str, None]()
     for item in _reachable(holders):
@@ -265,10 +260,10 @@ def random_names(*holders: object) -> list[str]:
 
 
 def _reachable(holders: Iterable[object]) -> Iterator[object]:
-    """Yields what can be reached from the holders, nearest first, holder by holder; nothing
-    inside of generators.
+    """Yields the objects that can be reached from each holder, nearest first. Generators are not
+    looked into.
     """
-    # holds the objects too: the id of a temporary one would come again
+    # keeps the objects alive, since the id of a temporary one may be reused
     seen: dict[int, object] = {}
     for holder in holders:
         queue = deque([(holder, 0)])
@@ -283,7 +278,7 @@ def _reachable(holders: Iterable[object]) -> Iterator[object]:
 
 
 def _inside(item: object) -> Iterator[object]:
-    """Yields what an object holds, in an order that is the same in every process."""
+    """Yields the objects inside an object, in the same order in every process."""
     if isinstance(item, dict):
         yield from islice(item.values(), _MAX_ITEMS)
     elif isinstance(item, list | tuple):

@@ -1,6 +1,6 @@
 """Random splits of a dataset: exact, seeded, each sample in exactly one part.
 
-They follow from their arguments alone, and are the same on every rank.
+They depend on nothing but their arguments, and are the same on every rank.
 """
 
 from __future__ import annotations
@@ -25,17 +25,16 @@ def split_parts(
 
     Args:
         n: number of samples.
-        fractions: of the samples that each part gets; they add up to 1.
+        fractions: fraction of the samples in each part; they add up to 1.
         seed: any integer.
-        stratify: a label a sample: each part gets about its share of each label's samples.
-        groups: a group a sample: the samples of a group stay together, so the fractions are only
-            approached.
+        stratify: one label per sample; each part gets about its fraction of each label.
+        groups: one group per sample; a group stays in one part, so fractions are approximate.
 
     Returns:
-        For each part its indices, int64, ascending.
+        The ascending indices of each part, int64.
 
     Raises:
-        ConfigError: an argument makes no sense, or a part would have no sample.
+        ConfigError: an argument is invalid, or a part would be empty.
     """
     for fraction in fractions:
         is_number = isinstance(fraction, (int, float, np.number)) and not isinstance(fraction, bool)
@@ -73,7 +72,7 @@ def _parts(
     even: bool,
     call: str,
 ) -> list[IntArray]:
-    """For each part its indices. `even`: all parts were asked to be equal."""
+    """The indices of each part. `even`: the parts have equal fractions."""
     seed = check_integer("seed", seed)
     order = permute(np.arange(n), n, derive_keys("split", seed, n, count=KEY_COUNT))
     labels = np.zeros(n, np.int64)
@@ -124,14 +123,14 @@ def _codes(given: Any, n: int, name: str) -> IntArray:
 
 
 def _spread(cuts: Sequence[int], seed: int, even: bool) -> IntArray:
-    """The part of each place in a row of samples that is sorted by labels, so that each part has
-    its count, and about its share of each label's samples: one more or less, or where three parts
-    and more are not equal, a few. Equal parts take turns.
+    """The part of each sample in a row that is sorted by labels. Each part gets its exact number
+    of samples, and its fraction of each label to within one sample, or to within a few for three or
+    more unequal parts. Equal parts take turns.
 
     Args:
-        cuts: where the parts would end if they were taken one after the other.
+        cuts: ends of the parts if they were consecutive.
         seed: any integer.
-        even: whether all parts were asked to be equal, so that sizes differ by rounding alone.
+        even: True if the parts have equal fractions, so that sizes differ by rounding only.
     """
     n = cuts[-1]
     parts = len(cuts)
@@ -139,7 +138,7 @@ def _spread(cuts: Sequence[int], seed: int, even: bool) -> IntArray:
     shift = int(derive_keys("stratify", seed, n, count=1)[0])
     if even or counts.max() == counts.min():
         turns = (np.arange(n) + shift) % parts
-        # the turns that come once more than others go to the larger parts
+        # the larger parts get the turns that come once more than others
         by_size = np.argsort(-counts, kind="stable")
         by_turns = np.argsort(-np.bincount(turns, minlength=parts), kind="stable")
         part_of_turn: IntArray = by_size[np.argsort(by_turns)]
@@ -147,7 +146,7 @@ def _spread(cuts: Sequence[int], seed: int, even: bool) -> IntArray:
     part_of = np.full(n, parts - 1)
     left = np.arange(n)
     for part, count in enumerate(counts[:-1].tolist()):
-        # each takes places at equal distances of those that the ones before have left
+        # each takes places at equal distances among the remaining ones
         size = max(1, len(left))
         is_own = np.diff((np.arange(len(left) + 1) * count + shift % size) // size) > 0
         part_of[left[is_own]] = part
@@ -158,8 +157,8 @@ def _spread(cuts: Sequence[int], seed: int, even: bool) -> IntArray:
 def _grouped(
     order: IntArray, ends: Sequence[float | Fraction], groups: IntArray, labels: IntArray
 ) -> IntArray:
-    """The part of each sample: the largest groups first, each goes where most is missing of its
-    samples of each label.
+    """The part of each sample. Groups are placed by size, the largest first, each in the part that
+    lacks most of its labels.
     """
     n_groups = int(groups.max(initial=-1)) + 1
     n_labels = int(labels.max(initial=-1)) + 1
@@ -168,7 +167,7 @@ def _grouped(
     labelled = np.bincount(labels, minlength=n_labels)
     missing = np.outer(np.diff([0.0, *map(float, ends)]), labelled)
     weight = 1 / labelled
-    # where each group comes in the random order
+    # position of each group in the random order
     _, first = np.unique(groups[order], return_index=True)
     by_size = np.lexsort((first, -np.bincount(groups, minlength=n_groups)))
     part_of = np.empty(n_groups, np.int64)

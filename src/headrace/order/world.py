@@ -1,8 +1,8 @@
 """Detects the rank and world size of this process.
 
-Asked in turn: the caller's arguments, torch.distributed, and the environment that a launcher sets.
-Launchers nest, and the innermost is right: torchrun or mpirun may run inside a SLURM step, whose
-variables then number their daemons.
+They come from the caller's arguments, else from torch.distributed, else from the environment of a
+launcher. Of nested launchers the innermost counts: torchrun or mpirun may run inside a SLURM step,
+whose variables then number their daemons.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class World:
     Attributes:
         rank: number of this process, in [0, world_size).
         world_size: number of processes.
-        local_rank: number of this process among those of its machine; 0 where no launcher says.
+        local_rank: number of this process among those of its machine; 0 without a launcher.
         local_world_size: number of processes on this machine, which share its memory and cores; 1
-            where no launcher says.
-        source: where rank and world size come from, in words.
+            without a launcher.
+        source: where rank and world size come from, for messages.
     """
 
     rank: int
@@ -35,8 +35,8 @@ class World:
     source: str
 
 
-# by name the variables of rank, world size and local rank; of those of the local size the first
-# that is set counts
+# by launcher: the variables of rank, world size, local rank, and of the local world size, of which
+# the first that is set counts
 _LAUNCHERS = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     "OpenMPI": (
@@ -57,23 +57,20 @@ _LAUNCHERS = {
 
 
 def detect_world(rank: int | None = None, world_size: int | None = None) -> World:
-    """Finds out the rank and the world size of this process.
+    """Detects the rank and world size of this process.
 
-    Arguments count most, then an initialised torch.distributed, then the environment of torchrun,
+    Arguments come first, then an initialised torch.distributed, then the environment of torchrun,
     OpenMPI, MPICH or Intel MPI, and SLURM (inside a job step only: a batch script that runs without
-    srun is one process). Else the world is this process alone. The local rank and size are the
-    launcher's in every case.
+    srun is one process). Otherwise this process is alone. The local rank and size always come from
+    the launcher.
 
     Args:
-        rank: number of this process, or None to find out.
-        world_size: number of processes, or None to find out; given together with `rank`.
-
-    Returns:
-        The world; `World.source` says where it comes from.
+        rank: number of this process. None: detect it.
+        world_size: number of processes, given together with `rank`. None: detect it.
 
     Raises:
-        ConfigError: one of rank and world size without the other, a rank outside [0, world_size),
-            or a variable of the environment that is no number.
+        ConfigError: one of rank and world size is given without the other, the rank is outside
+            [0, world_size), or a variable of the environment is not a number.
     """
     launcher = ""
     local_rank = 0
@@ -89,7 +86,7 @@ def detect_world(rank: int | None = None, world_size: int | None = None) -> Worl
             # SLURM's first number may be that of a machine with fewer tasks
             local_sizes = [local_rank + 1, *(_read_number(each) or 1 for each in set_sizes[:1])]
             break
-    # nobody can have initialised what nobody has imported
+    # it is not initialised if it was never imported
     dist = sys.modules.get("torch.distributed")
     if rank is not None or world_size is not None:
         source = "arguments"
@@ -119,12 +116,12 @@ def detect_world(rank: int | None = None, world_size: int | None = None) -> Worl
 
 
 def local_ranks() -> int:
-    """The number of ranks on this machine, as things are now."""
+    """The current number of ranks on this machine."""
     return detect_world().local_world_size
 
 
 def _read_number(name: str) -> int | None:
-    """A variable as a number; of SLURM's lists, such as "2(x3),1", the first."""
+    """A variable as a number; the first number of SLURM's lists, such as "2(x3),1"."""
     value = os.environ.get(name)
     if value is None:
         return None
