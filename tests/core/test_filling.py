@@ -109,7 +109,7 @@ class TestFromMemory:
         copy_to = HeldRows.copy_to
 
         def torn(rows: HeldRows, out: torch.Tensor) -> None:
-            dataset.held.store.release(1 << 20)
+            dataset.held.store.adjust(1 << 20)
             copy_to(rows, out)
 
         monkeypatch.setattr(HeldRows, "copy_to", torn)

@@ -138,11 +138,11 @@ def test_pressure_takes_the_oldest_and_they_may_come_again(policy: str) -> None:
     assert store.put_many(range(24), rows[:24])
     entry = SampleStore.nbytes_of(rows[0])
     seen = store.rows(np.arange(5))
-    assert store.release(12 * entry - 1) == 12 * entry == store.stats()["released_bytes"]
+    assert store.adjust(12 * entry - 1) == 12 * entry == store.stats()["released_bytes"]
     assert store.nbytes == 12 * entry and store.limit == 12 * entry + 1
     assert seen is not None and not seen.are_held()
     assert [i for i in range(34) if i in store] == [*range(12, 24)]
-    store.grow(10 * entry)
+    store.adjust(-10 * entry)
     # behind the end of the log, and at its beginning
     assert store.put_many(range(24, 34), rows[24:])
     assert all(np.array_equal(store.get(i), rows[i]) for i in range(12, 34))

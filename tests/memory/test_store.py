@@ -205,7 +205,7 @@ class TestManyAtOnce:
 
         def evicted_meanwhile() -> None:
             if next(fences):  # after the sample was copied
-                store.release(BIG)
+                store.adjust(BIG)
 
         store.put(1, "general entries, which are looked at twice")
         store.put(0, content(0))
@@ -331,7 +331,7 @@ class TestPressure:
         def late(lock: Any, *arguments: Any) -> Any:
             if not lowered:
                 lowered.append(True)
-                store.release(1 << 30)
+                store.adjust(1 << 30)
             return held(lock, *arguments)
 
         monkeypatch.setattr(type(store._lock), "held", late)
@@ -341,7 +341,7 @@ class TestPressure:
         store = filled()
         store.cap(200_000)
         assert store.nbytes <= 200_000 and store.ceiling == 200_000 and len(store) == 9
-        store.grow(1 << 30)
+        store.adjust(-1 << 30)
         assert store.limit == 200_000
         store.cap(500_000)
         assert store.ceiling == 200_000
@@ -355,7 +355,7 @@ class TestPressure:
         for i in range(40):
             store.put(i, np.full(1 << 20, i, np.uint8))
         before = os.fstat(store._memory.fd).st_blocks
-        store.release(20 << 20)
+        store.adjust(20 << 20)
         assert before - os.fstat(store._memory.fd).st_blocks >= 19 * 2048  # blocks of 512 bytes
         assert all((store.get(i) == i).all() for i in used(store))
 
@@ -371,8 +371,8 @@ class TestPressure:
             while time.monotonic() < deadline:
                 for i in range(30):
                     store.put(i, np.full(20_000, i, np.uint8))
-                store.release(400_000)
-                store.grow(1 << 20)
+                store.adjust(400_000)
+                store.adjust(-1 << 20)
                 rounds += 1
             store.put(29, "end") if 29 not in store else None
             _end(store)

@@ -582,8 +582,10 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         }
         if not isinstance(fraction, (Sequence, np.ndarray)):
             fraction = [fraction, 1 - fraction]
-        first, *others = split_parts(len(self), list(fraction), seed, **labels)
-        return self.subset(first), *(self._validation_view(one, val_transform) for one in others)
+        first, *others = map(self.subset, split_parts(len(self), list(fraction), seed, **labels))
+        if val_transform is not None:
+            others = [view.with_transform(val_transform) for view in others]
+        return first, *others
 
     @checks_keywords
     def folds(
@@ -608,12 +610,11 @@ class BaseDataset(Dataset[Any], metaclass=_Constructed):
         pairs = []
         for part in fold_parts(len(self), k, seed, stratify=stratify, groups=groups):
             rest = np.delete(np.arange(len(self)), part)
-            pairs.append((self.subset(rest), self._validation_view(part, val_transform)))
+            validation = self.subset(part)
+            if val_transform is not None:
+                validation = validation.with_transform(val_transform)
+            pairs.append((self.subset(rest), validation))
         return pairs
-
-    def _validation_view(self, indices: IntArray, transform: Transform) -> Self:
-        view = self.subset(indices)
-        return view if transform is None else view.with_transform(transform)
 
     def _labels(self, name: str, given: Any) -> Any:
         """Resolves an argument of `split` to one value per sample: as given, from a named column,

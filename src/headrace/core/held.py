@@ -192,10 +192,8 @@ class Held(ValueSource):
         if not store.is_time_to_look(PERIOD):
             return
         excess = self._watch.excess()
-        if excess > 0 and store.nbytes:
-            store.release(excess)
-        elif excess < 0 and store.limit < store.ceiling:
-            store.grow(-excess)
+        if (excess > 0 and store.nbytes) or (excess < 0 and store.limit < store.ceiling):
+            store.adjust(excess)
 
     def shrink(self, nbytes: int) -> None:
         """Releases up to `nbytes` of the budget, which a loader needs for its batches."""

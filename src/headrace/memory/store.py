@@ -22,7 +22,7 @@ Positions in the log only grow; position p is at byte p % size of the log. The e
   all rows, and from then on an entry is its index, its bytes, the sizes of its pieces, and these: a
   pickle, and the buffers that it left out.
 * Under memory pressure the oldest samples are evicted in the same way, and the pages outside of
-  `tail` to `head` return to the system (`release`). The store stays below its capacity until the
+  `tail` to `head` return to the system (`adjust`). The store stays below its capacity until the
   pressure ends.
 * Zeros are the state of an empty store, so a shared file needs no initialisation that another
   process might see half-done.
@@ -525,9 +525,9 @@ class SampleStore:
         self.header.looked = now
         return True
 
-    def release(self, nbytes: int) -> int:
-        """Evicts samples of `nbytes`, the oldest first, returns their pages to the system, and
-        limits the store to the rest until `grow`.
+    def adjust(self, excess: int) -> int:
+        """Evicts the oldest samples, of `excess` bytes, and limits the store to the rest. Below 0:
+        allows it so many bytes more than are held now, up to the ceiling.
 
         Returns:
             The number of bytes evicted.
@@ -536,7 +536,8 @@ class SampleStore:
             if not locked:
                 return 0
             before = self.nbytes
-            self._shrink_to(max(0, before - nbytes))
+            if excess > 0 or before - excess > self.limit:
+                self._limit_to(before - excess)
             self.header.released += before - self.nbytes
             return before - self.nbytes
 
@@ -544,28 +545,21 @@ class SampleStore:
         """Limits the store to `nbytes` for good."""
         with self._lock.held() as locked:
             if locked:
-                nbytes = min(max(0, nbytes), self.ceiling)
-                self.header.capped = self.capacity - nbytes
-                if nbytes < self.limit:
-                    self._shrink_to(nbytes)
+                self.header.capped = max(self.header.capped, self.capacity - max(0, nbytes))
+                self._limit_to(self.limit)
 
     @property
     def ceiling(self) -> int:
         """Bytes that may be held at most, ever."""
         return self.capacity - self.header.capped
 
-    def _shrink_to(self, nbytes: int) -> None:
-        self.header.reduced = self.capacity - nbytes
-        while self.nbytes > nbytes:
+    def _limit_to(self, nbytes: int) -> None:
+        """Sets the limit, evicts what is above it, and returns the pages to the system."""
+        self.header.reduced = max(self.header.capped, self.capacity - max(0, nbytes))
+        self.header.full = 0
+        while self.nbytes > self.limit:
             self._evict(spare=False)
         self._give_pages_back()
-
-    def grow(self, nbytes: int) -> None:
-        """Allows `nbytes` more than are held now, up to the ceiling."""
-        with self._lock.held() as locked:
-            if locked and self.nbytes + nbytes > self.limit:
-                self.header.reduced = max(self.header.capped, self.capacity - self.nbytes - nbytes)
-                self.header.full = 0
 
     def _give_pages_back(self) -> None:
         """Returns the pages of the log that hold no sample to the system."""
