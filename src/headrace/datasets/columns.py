@@ -96,9 +96,11 @@ class BytesDecoder(Decoder):
     def __init__(
         self, decoders: Decoders, column: str | None = None, left: Left | None = None
     ) -> None:
-        self.decoders: dict[str, Decode | None] = dict(decoders)
+        image = functools.partial(_image, left=left)
+        self.decoders: dict[str, Decode | None] = {
+            name: image if function is _image else function for name, function in decoders.items()
+        }
         self.column = column
-        self._left = left
 
     def decoder_of(self, name: str) -> Decode | None:
         """The decoder of a column's bytes, or None."""
@@ -122,17 +124,12 @@ class BytesDecoder(Decoder):
         if data is None:
             raise FormatError(f"{self.kind} {name!r} is null")
         try:
-            return self._apply(function, data)
+            return function(data)
         except MemoryError:
             raise
         except Exception as error:
             why = str(error) or type(error).__name__
             raise FormatError(f"{self.kind} {name!r}: {why}") from error
-
-    def _apply(self, function: Decode, data: bytes) -> Any:
-        if function is _image:
-            return _image(data, self._left)
-        return function(data)
 
 
 class MemberDecoder(BytesDecoder):
@@ -177,7 +174,7 @@ class MemberDecoder(BytesDecoder):
         function = self.decoder_of(without_compression(name))
         if function is None:
             return content
-        return self._apply(function, content)
+        return function(content)
 
 
 class LineDecoder(Decoder):

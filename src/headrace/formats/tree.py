@@ -18,7 +18,7 @@ import numpy as np
 from headrace.dtypes import AnyArray
 from headrace.errors import FormatError, HeadraceError, MissingNameError, one_line
 from headrace.formats.arrays.chunks import LibraryChunks, shown_array
-from headrace.formats.arrays.packed import PackedInfo, info_in
+from headrace.formats.arrays.packed import PackedInfo, crc_of, info_in
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays
 from headrace.formats.arrays.rows import ArraysSource
 from headrace.formats.source import Column
@@ -335,7 +335,14 @@ class TreeSource(ArraysSource):
             return self._whole(tree, name)
 
     def _whole(self, tree: Tree, name: str) -> AnyArray:
-        return tree.whole(name)
+        """A whole array; one of a pack is compared with its checksum."""
+        column = tree.whole(name)
+        expected = None if self.info is None else self.info.checksums.get(name)
+        if expected is not None and crc_of(column) != expected:
+            raise FormatError(
+                f"{self.path}: {name!r} has a wrong checksum, the file is damaged: pack it again"
+            )
+        return column
 
 
 def join(group: str, name: str) -> str:

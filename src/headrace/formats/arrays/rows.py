@@ -51,6 +51,8 @@ class ReadersSource(OpenSource, RowSource):
 
     Attributes:
         path: where they are, for messages.
+        is_direct: True if samples are read from the files themselves, and not through another
+            library.
         _cached: readers of chunks that are decoded as a whole, and worth caching.
         _tallest: rows of the tallest of these chunks; 1: there are none.
     """
@@ -63,6 +65,7 @@ class ReadersSource(OpenSource, RowSource):
         self.path: str = path
         self._readers = readers
         self.locating_needs_io = any(reader.chunks.needs_io for reader in readers)
+        self.is_direct: bool = all(isinstance(reader.chunks, DirectChunks) for reader in readers)
         self._cached = [reader for reader in readers if reader.caches_chunks]
         self._tallest = max((reader.height for reader in self._cached), default=1)
 
@@ -89,11 +92,6 @@ class ReadersSource(OpenSource, RowSource):
             return self._located(indices, True)
         except HeadraceError:  # as above
             return []
-
-    @property
-    def is_direct(self) -> bool:
-        """True if samples are read from the file itself, and not through another library."""
-        return all(isinstance(reader.chunks, DirectChunks) for reader in self._readers)
 
     @property
     def is_remote(self) -> bool:
@@ -260,6 +258,8 @@ class ArraysSource(ReadersSource):
     Attributes:
         shape, dtype: of the (first) array, rows included.
         dtypes: of each, by name.
+        holds_objects: True if there are elements of any size, such as strings.
+        total_bytes: of all rows, without these.
         of_samples: describes the pack, if the rows are its samples; else None.
 
     Raises:
@@ -276,11 +276,13 @@ class ArraysSource(ReadersSource):
         name: str | tuple[str, ...],
         fields: Mapping[str, ArrayReader | LibraryChunks],
     ) -> None:
-        super().__init__(
-            path, opened, [field for field in fields.values() if isinstance(field, ArrayReader)]
-        )
+        readers = [field for field in fields.values() if isinstance(field, ArrayReader)]
+        super().__init__(path, opened, readers)
         self.name: str | tuple[str, ...] = name
-        self._names, self._fields, self._first = tuple(fields), fields, next(iter(fields.values()))
+        self._fields = fields
+        self._first = next(iter(fields.values()))
+        self.holds_objects: bool = len(readers) < len(fields)
+        self.is_direct &= not self.holds_objects
         self.shape: tuple[int, ...] = self._first.shape
         self.dtype: np.dtype[Any] = self._first.dtype
         self.dtypes: dict[str, np.dtype[Any]] = {one: field.dtype for one, field in fields.items()}
@@ -288,8 +290,9 @@ class ArraysSource(ReadersSource):
             [one, field.shape, field.dtype.str, field.extents] for one, field in fields.items()
         ]
         self._row_bytes = sum(
-            math.prod(reader.shape[1:]) * reader.dtype.itemsize for reader in self._readers
+            math.prod(reader.shape[1:]) * reader.dtype.itemsize for reader in readers
         )
+        self.total_bytes: int = self.shape[0] * self._row_bytes
         for one, field in fields.items():
             across = 1
             if isinstance(field, ArrayReader) and all(field.shape):
@@ -300,7 +303,7 @@ class ArraysSource(ReadersSource):
                     "counted: the file is damaged"
                 )
         if self._row_bytes > _SMALL:
-            of = " of " + " and ".join(self._names) if any(self._names) else ""
+            of = " of " + " and ".join(fields) if any(fields) else ""
             check_fits(
                 self._row_bytes,
                 f"{path}: a row{of}",
@@ -314,15 +317,6 @@ class ArraysSource(ReadersSource):
             )
 
     # -- what it is
-
-    @property
-    def is_direct(self) -> bool:
-        return not self.holds_objects and super().is_direct
-
-    @property
-    def holds_objects(self) -> bool:
-        """True if there are elements of any size, such as strings."""
-        return len(self._readers) < len(self._fields)
 
     @property
     def rows_are(self) -> str:
@@ -343,11 +337,6 @@ class ArraysSource(ReadersSource):
     def sizes(self) -> IntArray:
         """The size of each sample in bytes ([n] int64); 0 for objects, whose size is not known."""
         return np.full(len(self), self._row_bytes, np.int64)
-
-    @property
-    def total_bytes(self) -> int:
-        """The sum of all sizes."""
-        return int(self.shape[0]) * self._row_bytes
 
     # -- reading
 
@@ -375,7 +364,7 @@ class ArraysSource(ReadersSource):
         if isinstance(self.name, str):
             return columns[0]
         return [
-            dict(zip(self._names, record, strict=True)) for record in zip(*columns, strict=True)
+            dict(zip(self._fields, record, strict=True)) for record in zip(*columns, strict=True)
         ]
 
     def row_ranges(self, indices: IntArray) -> ByteRanges | None:
@@ -423,7 +412,7 @@ class ArraysSource(ReadersSource):
         return layout_fingerprint(self._grids[0] if isinstance(self.name, str) else self._grids)
 
     def location(self, index: int) -> str:
-        names = " and ".join(filter(None, self._names))
+        names = " and ".join(filter(None, self._fields))
         return ", ".join(filter(None, [self.path, names, f"row {index}"]))
 
 

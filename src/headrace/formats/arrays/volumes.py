@@ -186,6 +186,7 @@ class PatchSource(ReadersSource):
         super().__init__(redact(path), opened, [volume.reader for volume in volumes])
         self.volumes: list[Volume] = list(volumes)
         self.grid: PatchGrid = grid
+        self.dtype: np.dtype[Any] = volumes[0].reader.dtype
         self._shapes = [volume.shape(grid.patch) for volume in volumes]
 
     def __len__(self) -> int:
@@ -202,11 +203,6 @@ class PatchSource(ReadersSource):
         """Dtype and shape of the parts of a sample, in words."""
         each = zip(self.volumes, self._shapes, strict=True)
         return ", ".join(f"{volume.reader.dtype} {list(shape)}" for volume, shape in each)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Of the first volume."""
-        return self.volumes[0].reader.dtype
 
     @property
     def array_spec(self) -> ArraySpec | None:

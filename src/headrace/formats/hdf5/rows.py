@@ -131,15 +131,6 @@ class HDF5Source(TreeSource):
         offsets = self._offsets.array
         return offsets[:-1][indices], offsets[1:][indices]
 
-    def _whole(self, tree: Tree, name: str) -> AnyArray:
-        column = tree.whole(name)
-        expected = self.info.checksums.get(name) if self.info is not None else None
-        if expected is not None and crc_of(column) != expected:
-            raise FormatError(
-                f"{self.path}: {name!r} has a wrong checksum, the file is damaged: pack it again"
-            )
-        return column
-
     def column(self, name: str) -> AnyArray:
         """A whole array with one row a sample, such as the targets; of targets that are dicts a
         compound, with a field for each column.

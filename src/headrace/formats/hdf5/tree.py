@@ -185,7 +185,6 @@ class HDF5Tree(Tree):
         super().__init__(path, opened)
         self._open = open_
         self._number: int | None = None  # of the file, once it was compared with its version
-        self._parent: tuple[str, Any] | None = None  # the group that was looked into last
 
     @functools.cached_property
     def file(self) -> h5py.File:
@@ -260,11 +259,8 @@ class HDF5Tree(Tree):
         """A contiguous array of numbers in this very file, located in a tenth of the time; None: it
         is another one.
         """
-        parent, _, last = name.rpartition("/")
         try:
-            if self._parent is None or self._parent[0] != parent:
-                self._parent = (parent, h5py.h5g.open(self.file.id, (parent or "/").encode()))
-            found = h5py.h5d.open(self._parent[1], last.encode())
+            found = h5py.h5d.open(self.file.id, name.encode())
         except (KeyError, TypeError):  # who opens it in the other way says what is wrong
             return None
         plist = found.get_create_plist()

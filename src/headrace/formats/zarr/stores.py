@@ -72,11 +72,6 @@ class Store(ABC):
 
     # -- files
 
-    def fetch_metadata(self, nodes: Sequence[str]) -> None:  # noqa: B027
-        """Fetches the metadata of remote nodes together; an AccessError where all that could be
-        there may not be read.
-        """
-
     @abstractmethod
     def read(self, key: str) -> bytes | None:
         """The content of a metadata file; None: there is none."""
@@ -293,6 +288,7 @@ class ZarrUrl(Store):
         self._contents: dict[str, bytes | None] = {}  # of metadata files
 
     def fetch_metadata(self, nodes: Sequence[str]) -> None:
+        """Fetches the metadata of nodes together; an AccessError if none of it may be read."""
         keys = [
             join(node, file) for node in {"": None, **dict.fromkeys(nodes)} for file in _OF_A_NODE
         ]

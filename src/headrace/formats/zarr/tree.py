@@ -214,12 +214,13 @@ class OpenZarr(OpenTrees[Any]):
         if isinstance(self.files, ChunkFiles) and place not in self._stores:
             place = os.path.abspath(os.path.expanduser(place))
         store = self._stores.get(place) or self._opened_store(place)
-        store.fetch_metadata([name.strip("/") for name in nodes if name])
-        metadata = ", ".join(NODE_FILES)
-        if isinstance(store, ZarrUrl) and all(store.read(name) is None for name in NODE_FILES):
-            raise DataNotFoundError(
-                f"{redact(place)} is not a Zarr store: it has none of {metadata}: check the URL"
-            )
+        if isinstance(store, ZarrUrl):
+            store.fetch_metadata([name.strip("/") for name in nodes if name])
+            if all(store.read(name) is None for name in NODE_FILES):
+                raise DataNotFoundError(
+                    f"{redact(place)} is not a Zarr store: it has none of {', '.join(NODE_FILES)}: "
+                    "check the URL"
+                )
         self._stores[place] = store
         yield ZarrTree(store, self)
 
