@@ -467,9 +467,9 @@ class MultiDataLoader:
                 are_counts(numbers)
                 and type(position.ended) is bool
                 and position.step == state["batches"]
+                and position.counts.keys() == names == state["loaders"].keys()
+                and set(position.out) <= names
             )
-            is_sound &= position.counts.keys() == names == state["loaders"].keys()
-            is_sound &= set(position.out) <= names
             for name in names:
                 epoch = pass_epoch(position.epoch, position.passes[name])
                 if position.counts[name] and state["loaders"][name]["epoch"] != epoch:

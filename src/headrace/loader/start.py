@@ -149,15 +149,12 @@ def _name_of(task: Path) -> str:
 def obstacle(parts: list[Any]) -> str | None:
     """Why these parts can only be sent to forked workers, or None."""
     path = _path_of_main()
-    known = frozenset[str]()
-    if path is not None:
-        names = _names_in(path)
-        if names is None:
-            return (
-                'the main script has no `if __name__ == "__main__":`, and a worker that is not '
-                "forked would run it again"
-            )
-        known = names
+    known = frozenset[str]() if path is None else _names_in(path)
+    if known is None:
+        return (
+            'the main script has no `if __name__ == "__main__":`, and a worker that is not forked '
+            "would run it again"
+        )
     if _is_server_inherited():
         return "this process was forked from one that has a fork server"
     trial = _Trial(_MOST_SECONDS, _MOST_BYTES)

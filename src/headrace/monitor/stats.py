@@ -139,16 +139,13 @@ class LoadingStats:
         if worker_pids is None:
             worker_pids = [child.pid for child in psutil.Process().children(recursive=True)]
         pids = dict.fromkeys((os.getpid(), *worker_pids))
-        for pid in pids:
-            if pid not in self._processes:
-                with contextlib.suppress(psutil.Error):
-                    self._processes[pid] = psutil.Process(pid)
         self._limit = self._limit or tightest(memory_limits()).total
         self._memory.append(sum(map(pss_of, pids)))
         cpu = 0.0
         for pid in pids:
-            with contextlib.suppress(psutil.Error, KeyError):  # it has ended since
-                cpu += self._processes[pid].cpu_percent(None)
+            with contextlib.suppress(psutil.Error):  # it has ended since
+                process = self._processes.setdefault(pid, psutil.Process(pid))
+                cpu += process.cpu_percent(None)
         self._cpu.append(cpu)
         interval = _SECOND_LOOK
         if len(self._cpu) > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import time
@@ -408,15 +409,12 @@ def _nbytes_of(batch: Any) -> int:
 def _read_rate(path: str, seconds: float) -> float | None:
     """Megabytes a second of local files, read in one thread. None: there are none."""
     start = time.perf_counter()
+    end = start + seconds
     count = 0
-    for name in _files_below(path):
+    for name in itertools.takewhile(lambda _: time.perf_counter() < end, _files_below(path)):
         with open(name, "rb", buffering=0) as file:
-            while block := file.read(8 << 20):
+            while time.perf_counter() < end and (block := file.read(8 << 20)):
                 count += len(block)
-                if time.perf_counter() - start > seconds:
-                    break
-        if time.perf_counter() - start > seconds:
-            break
     if count:
         return count / max(1e-9, time.perf_counter() - start) / 1e6
     return None

@@ -17,7 +17,6 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from headrace.arguments import check_callable, check_seconds, checks_keywords, described
-from headrace.core.batcher import Batcher
 from headrace.core.dataset import BaseDataset
 from headrace.core.options import LoadingMode
 from headrace.datasets.image.image import ImageDataset
@@ -26,7 +25,6 @@ from headrace.loader.config import inner_datasets, length_of
 from headrace.loader.loader import Loader
 from headrace.memory.budget import format_size
 from headrace.monitor.stats import STAGES
-from headrace.order import RankBatches
 from headrace.order.seeding import preserved_rng
 from headrace.profiling.result import WORTH, Advice, Profile, Stage
 from headrace.profiling.running import (
@@ -41,6 +39,7 @@ from headrace.profiling.running import (
 )
 
 _SAMPLES = 64  # that are cached to measure what cached samples cost
+_FAR = 1_000_003  # an epoch that no training reaches
 _MORE_WORKERS = 1.15  # a gain that makes their number the limit
 # a loop that hardly waits is limited by its step, unless it is clearly slower than the step alone
 _HARDLY = 0.08
@@ -289,23 +288,17 @@ def _try_cached(loader: Loader) -> tuple[float, float] | None:
     """Makes some batches in mode "cached" in this process: the time of later batches as a part of
     the first time's, and bytes of a sample in memory. None: nothing was held.
     """
-    plan = loader._plan
-    if not isinstance(plan, RankBatches):
-        return None
     cached = in_mode(loader.dataset, LoadingMode.CACHED)
-    batcher = Batcher(cached, loader._collating)
-    requests = []
-    for request in plan.requests(1_000_003, 0):
-        requests.append(request)
-        if sum(map(len, requests)) >= _SAMPLES:
-            break
+    batches = -(-_SAMPLES // (loader.batch_size or 1))
+    options = {"num_workers": 0, "pin_memory": False, "device": None, "memory_format": None}
     seconds = []
     try:
-        with preserved_rng():
+        with copy_of(loader, cached, **options) as copy:
             for _ in range(4):
+                copy.set_epoch(_FAR)
                 start = time.perf_counter()
-                for request in requests:
-                    batcher.make(request)
+                for _batch in itertools.islice(copy, batches):
+                    pass
                 seconds.append(time.perf_counter() - start)
         stats = cached.held.stats() if cached.held else {}
     finally:
