@@ -451,7 +451,9 @@ def resolve(
         for name, value in (("prefetch_factor", 2), ("persistent_workers", True)):
             if getattr(config, name) is None:
                 choose(name, value, "the default with workers")
-        choose("multiprocessing_context", *start_of(config, dataset, collate))
+        parts = [collate, config.worker_init_fn]
+        context, reason = choose_context(config.multiprocessing_context, dataset, parts)
+        choose("multiprocessing_context", context, reason)
     else:
         for name, value in NO_WORKERS.items():
             if getattr(config, name):
@@ -507,14 +509,6 @@ def _auto_pin(config: DataLoaderConfig) -> tuple[bool, str]:
         warn("pin_memory=True has no effect without an accelerator and is ignored")
         return False, "there is no accelerator"
     return config.pin_memory, "given"
-
-
-def start_of(config: DataLoaderConfig, dataset: Any, collate: Collate | None) -> tuple[Any, str]:
-    """The multiprocessing context of a loader's workers, and why, as things are now: threads
-    come and go.
-    """
-    functions = [collate, config.worker_init_fn]
-    return choose_context(config.multiprocessing_context, dataset, functions)
 
 
 def _collate(config: DataLoaderConfig, dataset: Any) -> tuple[Collate | None, str]:

@@ -35,14 +35,13 @@ from headrace.loader.config import (
     is_path,
     length_of,
     resolve,
-    start_of,
 )
 from headrace.loader.epoch import EpochIterator, LoaderState, Position
 from headrace.loader.fetch import Fetch, FetchIterable
 from headrace.loader.plan import SamplerPlan, StreamPlan, ends_at, make_plan
 from headrace.loader.processes import WorkerPool, is_of_workers
 from headrace.loader.ranks import Agreement, EpochSampler, check_world, counts_as_prepared
-from headrace.loader.start import check_picklable
+from headrace.loader.start import check_picklable, choose_context
 from headrace.loader.state import VERSION, States, check_state, is_stateful
 from headrace.memory.budget import format_size
 from headrace.memory.ring import Ring
@@ -264,7 +263,8 @@ class Loader(DataLoader[B]):
     def _new_pool(self, states: States | None) -> WorkerPool:
         if self.config.num_workers and self.given.multiprocessing_context is None:
             # threads may run now that did not when the loader was made
-            context, why = start_of(self.given, self.dataset, self._collating.function)
+            parts = [self._collating.function, self.config.worker_init_fn]
+            context, why = choose_context(None, self.dataset, parts)
             self._reasons["multiprocessing_context"] = why
             self.config = self.config.with_(multiprocessing_context=context)
             self.multiprocessing_context = context
