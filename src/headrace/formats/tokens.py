@@ -72,8 +72,8 @@ class PackedTokens:
         if not self.files.is_remote:
             self._paths = list(map(os.path.abspath, paths))
         each = opened.each(self._paths, lambda path: _opened_pack(path, opened))
-        sources = [source for source, _, _ in each]
-        ways = [_packed_with(info, targets) for _, info, targets in each]
+        sources, infos, targets, places = zip(*each, strict=True)
+        ways = list(map(_packed_with, infos, targets))
         for source, way in zip(sources, ways, strict=True):
             different = [name for name, value in way.items() if value != ways[0][name]]
             if different:
@@ -88,25 +88,23 @@ class PackedTokens:
         # of each file: the first token, the first document, the first byte, bytes of a token
         self._starts: IntArray = np.cumsum([0, *(source.shape[0] for source in sources)])
         self._documents: IntArray = np.cumsum([0, *map(len, sources)])
-        self._begins = np.zeros(len(sources), np.int64)
+        self._begins = np.array([edges[0] for edges in places])
         self._sizes = np.array([dtype.itemsize for dtype in self._dtypes])
         self.count: int = int(self._starts[-1])
         edges = [np.zeros(1, np.int64)]
-        for number, source in enumerate(sources):
-            places = _edges_of(source)
-            self._begins[number] = places[0]
-            offsets = (places[1:] - places[0]) // self._sizes[number]
+        for number, begins in enumerate(places):
+            offsets = (begins[1:] - begins[0]) // self._sizes[number]
             edges.append(offsets + self._starts[number])
         self._edges = SharedArray(np.concatenate(edges))
-        self.info: PackedInfo = each[0][1]
-        self.targets: AnyArray | None = each[0][2]
-        if self.targets is not None:
-            self.targets = np.concatenate([targets for _, _, targets in each])
+        self.info: PackedInfo = infos[0]
+        self.targets: AnyArray | None = None
+        if targets[0] is not None:
+            self.targets = np.concatenate(targets)
         self.names: PackedNames | None = PackedNames.joined([source.names for source in sources])
         if len(each) > 1:
             self.path += f" and {len(each) - 1:,} more"
             count = int(self._documents[-1])
-            prints = [info.fingerprint for _, info, _ in each]
+            prints = [info.fingerprint for info in infos]
             fingerprint = fingerprint_of_files([source.part for source in sources], count, prints)
             self.info = replace(
                 self.info, count=count, fingerprint=fingerprint, checksums={}, part=None
@@ -179,8 +177,10 @@ class PackedTokens:
 
 def _opened_pack(
     path: str, opened: OpenTrees[Any]
-) -> tuple[HDF5Source, PackedInfo, AnyArray | None]:
-    """A packed file of tokens, what it says of itself, and its targets."""
+) -> tuple[HDF5Source, PackedInfo, AnyArray | None, IntArray]:
+    """A packed file of tokens, its metadata, its targets, and the first byte of each document in
+    it, with the end of the last ([documents + 1]).
+    """
     with opened.tree(path) as tree:
         info = tree.info()
     if info is None or info.kind != KIND:
@@ -189,12 +189,6 @@ def _opened_pack(
             "HDF5Dataset(path, dataset_name)"
         )
     source = HDF5Source(path, opened=opened)
-    targets = source.column(TARGETS) if source.has_column(TARGETS) else None
-    return source, info, targets
-
-
-def _edges_of(source: HDF5Source) -> IntArray:
-    """The first byte of each document in its file, and the end of the last ([n + 1])."""
     edges = source.edges()
     if not source.shape[0]:  # which lies nowhere
         edges = np.zeros(len(source) + 1, np.int64)
@@ -204,7 +198,8 @@ def _edges_of(source: HDF5Source) -> IntArray:
             f"{source.path}: {DATA!r} is not the flat array of integers that headrace writes: "
             "pack it again"
         )
-    return edges
+    targets = source.column(TARGETS) if source.has_column(TARGETS) else None
+    return source, info, targets, edges
 
 
 def _packed_with(info: PackedInfo, targets: AnyArray | None) -> dict[str, Any]:

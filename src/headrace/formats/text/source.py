@@ -39,7 +39,6 @@ from headrace.io.array_file import HEAD, ArrayFile, Arrays, FileArrays
 from headrace.io.files import Files
 from headrace.io.local_files import LocalFiles, version_of
 from headrace.io.paths import cache_folder, redact, without_query
-from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
 from headrace.memory.budget import MemoryBudget
 from headrace.sorting import distinct
@@ -303,7 +302,9 @@ class LinesSource(RecordsSource):
             coming[0][0] <= rows.max(initial=-1) or self.files.bytes_prefetched < _AHEAD
         ):
             self.files.prefetch([self.byte_ranges(np.arange(*coming.popleft()))])
-        return self._without_ends(self._read_each(self.byte_ranges(rows)))
+        ranges = self.byte_ranges(rows)
+        check_room(int(ranges.nbytes.max(initial=0)), self._budget)
+        return self._without_ends(self.files.read_each(ranges))
 
     def read_joined(self, indices: IntArray) -> tuple[bytes, IntArray]:
         """What `read` gives of lines, one behind the other, and how many bytes each has ([n]
@@ -311,11 +312,11 @@ class LinesSource(RecordsSource):
         """
         ranges = self.byte_ranges(indices)
         sizes = ranges.nbytes
+        check_room(int(sizes.max(initial=0)), self._budget)
         if len(self.texts) == 1:
-            check_room(int(sizes.max(initial=0)), self._budget)
             joined = self.files.read_joined(ranges)
         else:
-            joined = b"".join(self._read_each(ranges))
+            joined = b"".join(self.files.read_each(ranges))
         # each line has its end, and inside there is none
         if b"\r" not in joined and joined.count(b"\n") == len(sizes):
             return joined.replace(b"\n", b""), sizes - 1
@@ -323,10 +324,6 @@ class LinesSource(RecordsSource):
         lines = [joined[begin:end] for begin, end in itertools.pairwise(edges)]
         lines = self._without_ends(lines)
         return b"".join(lines), np.fromiter(map(len, lines), np.int64, len(lines))
-
-    def _read_each(self, ranges: ByteRanges) -> list[bytes]:
-        check_room(int(ranges.nbytes.max(initial=0)), self._budget)
-        return self.files.read_each(ranges)
 
     def _without_ends(self, lines: list[bytes]) -> list[bytes]:
         if self.has_records:
