@@ -402,7 +402,7 @@ class FileArrays:
             if self._compared_in != os.getpid():
                 with self._files.opened(self.path) as fd:
                     head = os.pread(fd, HEAD, 0).split(b"\n", 1)[0]
-                    is_same = head == self._head and os.fstat(fd).st_size == _end_of(head)
+                    is_same = head == self._head and os.fstat(fd).st_size == _ranges_of(head)[-1][2]
                 if not is_same:
                     raise AccessError(
                         f"{redact(self.path)} has been replaced since it was opened: open the "
@@ -516,11 +516,6 @@ def _ranges_of(head: bytes) -> list[tuple[np.dtype[Any], int, int]]:
     return ranges
 
 
-def _end_of(head: bytes) -> int:
-    """The size of a file with this head."""
-    return _ranges_of(head)[-1][2]
-
-
 def _array_at(file: BinaryIO, dtype: np.dtype[Any], start: int, stop: int) -> AnyArray:
     file.seek(start)
     data = file.read(stop - start)
@@ -546,7 +541,7 @@ def _checked_head(file: BinaryIO, about: str, types: Sequence[str]) -> bytes:
         crc = google_crc32c.extend(crc, piece)
         size += len(piece)
     # what else the head says may be damaged until here
-    if checksum != google_crc32c.extend(crc, _line(said)) or _end_of(head) != size:
+    if checksum != google_crc32c.extend(crc, _line(said)) or _ranges_of(head)[-1][2] != size:
         raise UntrustedError("it is damaged")
     wanted = list(map(np.dtype, types))
     if wanted and [dtype for dtype, _, _ in _ranges_of(head)] != wanted:

@@ -112,8 +112,7 @@ class RemoteFiles(Remote, Files):
         """
         new = [url for url in dict.fromkeys(urls) if url not in self._versions]
         if new:
-            versions = self.run(self.versions_if_there(new))
-            for url, version in zip(new, versions, strict=True):
+            for url, version in zip(new, self.run(self.versions_if_there(new)), strict=True):
                 self._note(url, version)
         return [self._versions.get(url) for url in urls]
 
@@ -160,7 +159,7 @@ class RemoteFiles(Remote, Files):
         """
         size = self.version(url).size
         if not self.knows_ranges and size > 1 and is_http(self.filesystem):
-            self.run(self.piece(url, size - 1, size, {}))
+            self.run(self.piece({}, url, size - 1, size))
 
     # -- reading
 

@@ -41,7 +41,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -198,8 +198,8 @@ class Remote:
         """
         wanted = coalesce(ranges, GAP, MOST)
         pieces, edges = wanted.ranges.split(MOST)
-        tasks = [functools.partial(self.piece, *one, versions) for one in pieces.each()]
-        data = await self._together(tasks, self._urgent if urgent else self._ahead)
+        slots = self._urgent if urgent else self._ahead
+        data = await self._each(lambda one: self.piece(versions, *one), pieces.each(), slots)
         found = [memoryview(b"")] * ranges.size
         for request, begin in enumerate(wanted.ranges.start.tolist()):
             parts = data[edges[request] : edges[request + 1]]
@@ -249,23 +249,18 @@ class Remote:
 
     async def _each(
         self,
-        function: Callable[[str], Awaitable[Any]],
-        urls: Sequence[str],
+        function: Callable[[Any], Awaitable[Any]],
+        items: Iterable[Any],
         slots: asyncio.Semaphore | None = None,
     ) -> list[Any]:
-        tasks = [functools.partial(function, url) for url in urls]
-        return await self._together(tasks, slots or self._questions)
+        """The result of a function for each item; the first error cancels the others."""
+        limit = slots or self._questions
 
-    async def _together(
-        self, tasks: Sequence[Callable[[], Awaitable[Any]]], slots: asyncio.Semaphore
-    ) -> list[Any]:
-        """The results of all tasks; the first error cancels the others."""
+        async def result(item: Any) -> Any:
+            async with limit:
+                return await function(item)
 
-        async def placed(task: Callable[[], Awaitable[Any]]) -> Any:
-            async with slots:
-                return await task()
-
-        running = [asyncio.ensure_future(placed(task)) for task in tasks]
+        running = [asyncio.ensure_future(result(item)) for item in items]
         try:
             return list(await asyncio.gather(*running))
         except BaseException:
@@ -352,16 +347,13 @@ class Remote:
         return Version(answer.size or version.size, answer.etag or answer.modified or version.tag)
 
     async def piece(
-        self, url: str, start: int, stop: int, versions: Mapping[str, Version]
+        self, versions: Mapping[str, Version], url: str, start: int, stop: int
     ) -> bytes | bytearray:
         """Fetches one range by one request."""
         where = f"{self.shown(url)}, bytes {start:,} to {stop:,}"
         version = versions.get(url)
         try:
-            if version is None or version.tag is None:
-                answer = await self._range(url, start, stop, where)
-            else:
-                answer = await self._of_version(url, start, stop, where, version)
+            answer = await self._of_version(url, start, stop, where, version)
         except AccessError as error:
             error.is_of_server = True  # of many samples
             raise
@@ -373,9 +365,11 @@ class Remote:
         return answer.data
 
     async def _of_version(
-        self, url: str, start: int, stop: int, where: str, version: Version
+        self, url: str, start: int, stop: int, where: str, version: Version | None
     ) -> Answer:
-        """A range of a file that has a version; see NOTE [ mirrors ]."""
+        """A range of a version of a file (None: of any); see NOTE [ mirrors ]."""
+        if version is None or version.tag is None:
+            return await self._range(url, start, stop, where)
         tag = str(version.tag).removeprefix("W/")
         known = self._tags.get((url, tag), {tag})
         etag = None
