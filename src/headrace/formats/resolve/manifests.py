@@ -114,7 +114,7 @@ def parse_manifest(data: bytes, path: str | os.PathLike[Any]) -> dict[str, Any]:
         said = checked_json(data)
         wrong = _wrong_in(said)
         if wrong:
-            raise ValueError(f"{wrong[0]!r} is {said.get(wrong[0])!r:.60}")
+            raise ValueError(f"{wrong!r} is {said.get(wrong)!r:.60}")
     except ValueError as error:
         raise FormatError(
             f"{redact(path)} is damaged ({error}): write it again (headrace.packing.join)"
@@ -122,37 +122,36 @@ def parse_manifest(data: bytes, path: str | os.PathLike[Any]) -> dict[str, Any]:
     return said
 
 
-def _wrong_in(said: dict[str, Any]) -> list[str]:
-    """The keys of a manifest whose values no pack has."""
-    texts = ("plan", "kind", "store", "fingerprint")
-    wrong = [name for name in texts if not isinstance(said.get(name), str)]
-    wrong += [name for name in ("samples", "left_out") if not _is_count(said.get(name))]
+def _wrong_in(said: dict[str, Any]) -> str | None:
+    """The first key of a manifest whose value no pack has; None: there is none."""
+    for name in ("plan", "kind", "store", "fingerprint"):
+        if not isinstance(said.get(name), str):
+            return name
+    for name in ("samples", "left_out"):
+        if not _is_count(said.get(name)):
+            return name
     for name in ("left_out_first", "classes"):
         values = said.get(name)
-        is_missing = name == "classes" and values is None
-        if not is_missing and not (
-            isinstance(values, list) and all(isinstance(value, str) for value in values)
-        ):
-            wrong.append(name)
+        if name == "classes" and values is None:
+            continue
+        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+            return name
     parts = said.get("parts")
-    if not isinstance(parts, list) or not parts or not all(map(_is_part, parts)):
-        return [*wrong, "parts"]
-    names = [f"part-{number:05d}-of-{len(parts):05d}.h5" for number in range(len(parts))]
-    if [part.get("name") for part in parts] != names:
-        wrong.append("parts")
-    if sum(part["samples"] for part in parts) != said.get("samples"):
-        wrong.append("samples")
-    return wrong
+    if not isinstance(parts, list) or not parts:
+        return "parts"
+    for number, part in enumerate(parts):
+        name = f"part-{number:05d}-of-{len(parts):05d}.h5"
+        if not isinstance(part, dict) or part.get("name") != name:
+            return "parts"
+        if not all(_is_count(part.get(key)) for key in ("samples", "nbytes", "crc32")):
+            return "parts"
+    if sum(part["samples"] for part in parts) != said["samples"]:
+        return "samples"
+    return None
 
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 0
-
-
-def _is_part(part: Any) -> bool:
-    return isinstance(part, dict) and all(
-        _is_count(part.get(name)) for name in ("samples", "nbytes", "crc32")
-    )
 
 
 def _manifest_of(path: str, options: RemoteOptions) -> dict[str, Any] | None:
