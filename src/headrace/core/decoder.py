@@ -28,7 +28,7 @@ be decoded"), and the cause.
 
 class Decoder:
     """Defines the samples of a dataset. A dataset, its views and datasets that wrap it share one
-    format, which never changes.
+    decoder, which never changes.
 
     `decode` turns a record into a value of its final size, deterministically; modes may cache it.
     `split_target` splits the value into input and target, `to_input` makes the input that
@@ -96,8 +96,8 @@ class Decoder:
         return value
 
     def to_pair(self, value: Any, target: Any) -> tuple[Any, Any]:
-        """Converts input value and target to what transforms receive; a format may draw random
-        numbers for both at once. Default: `to_input`, and the target itself.
+        """Converts input value and target to what transforms receive, perhaps with random numbers
+        that both share. Default: `to_input`, and the target itself.
         """
         return self.to_input(value), target
 
@@ -135,8 +135,9 @@ class Decoder:
         np.copyto(out, value)
 
     def pair_rows(self, collating: Collating) -> tuple[ArraySpec, ArraySpec | None] | None:
-        """If values hold input and target: shape and dtype of the inputs' rows and of the targets'
-        (None: these are listed). None: they don't, or `collating` needs samples.
+        """For values that hold input and target: the specs of the rows of inputs and of targets;
+        of the latter None if a batch lists them. None: `collating` needs samples, or values hold no
+        target.
         """
         return None
 
@@ -151,27 +152,27 @@ class Decoder:
     # -- variants
 
     def with_transform(self, transform: Any) -> tuple[Decoder, Callable[[Any], Any] | None]:
-        """Returns the format of a dataset with another transform, and the part of the transform
+        """Returns the decoder of a dataset with another transform, and the part of the transform
         that the dataset must call.
         """
         return self, chained(transform)
 
     def unnormalized(self) -> tuple[Decoder, Normalization] | None:
-        """The same format, but with images as uint8 [C, H, W], and how a device normalises them.
-        None: inputs are not images, or stay what they are.
+        """The same decoder, but with images as uint8 [C, H, W], and how a device normalises them.
+        None: inputs are not images, or are not normalised.
         """
         return None
 
     def own_reader(self, dataset: Any, collating: Collating) -> BatchReader | None:
-        """A faster way of making batches that only this format has. None: it does not fit the
+        """A faster way of making batches that only this decoder has. None: it does not fit the
         dataset or the collate function.
         """
         return None
 
 
 def overriding(dataset: BaseDataset, base: Decoder, overridden: frozenset[str]) -> Decoder:
-    """A copy of a dataset's decoder with the steps that its class overrides, and without the fast
-    ways of the format, which would pass by these.
+    """A copy of a dataset's decoder with the steps that its class overrides, and without its own
+    ways of making batches, which would bypass these.
 
     Args:
         dataset: the dataset, or a view of it.

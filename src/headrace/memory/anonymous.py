@@ -197,24 +197,23 @@ class SharedArray:
     def __len__(self) -> int:
         return len(self.array)
 
-    def _share(self) -> AnonymousMemory:
-        if self._memory is None:
-            values = self.array
-            self._memory = AnonymousMemory(values.nbytes, "array")
-            self.moved()[...] = values
-            self.array = _read_only(self.moved())
-        return self._memory
-
     def moved(self) -> AnyArray:
         """The values where workers map them, in this process writable: what is written there,
         they see.
         """
-        return self._share().array(0, self.array.shape, self.array.dtype)
+        if self._memory is not None:
+            return self._memory.array(0, self.array.shape, self.array.dtype)
+        self._memory = AnonymousMemory(self.array.nbytes, "array")
+        moved = self._memory.array(0, self.array.shape, self.array.dtype)
+        moved[...] = self.array
+        self.array = _read_only(moved)
+        return moved
 
     def __getstate__(self) -> dict[str, Any]:
         if self.array.nbytes < SHARED_FROM or not is_spawning():
             return {"values": self.array}
-        return {"memory": self._share(), "dtype": self.array.dtype, "shape": self.array.shape}
+        self.moved()
+        return {"memory": self._memory, "dtype": self.array.dtype, "shape": self.array.shape}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._memory = state.get("memory")

@@ -144,7 +144,7 @@ class LRUCache(cachetools.LRUCache[K, V]):
             removed as well.
         """
         with self._lock:
-            if super().__contains__(key):
+            if key in self:
                 super().__delitem__(key)
             before = self.currsize
             super().__setitem__(key, value)
@@ -199,10 +199,6 @@ class LRUCache(cachetools.LRUCache[K, V]):
     def __delitem__(self, key: K) -> None:
         with self._lock:
             super().__delitem__(key)
-
-    def __contains__(self, key: object) -> bool:
-        with self._lock:
-            return super().__contains__(key)
 
     __eq__ = object.__eq__
     __hash__ = object.__hash__
