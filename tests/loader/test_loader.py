@@ -317,13 +317,13 @@ def test_shapes_may_change_from_batch_to_batch(loader_of: Any) -> None:
 def test_slots_are_free_again(loader_of: Any, workers: int) -> None:
     loader = loader_of(SquareDataset(transform=Large()), num_workers=workers)
     kept = list(loader)
-    ring = loader._pool.ring
+    ring = loader._pool.fetch.ring
     assert ring.in_use >= min(11, ring.planned)
     del kept
     next(iter(loader))
     list(loader)
     gc.collect()
-    assert loader._pool.ring is ring and ring.in_use == 0
+    assert loader._pool.fetch.ring is ring and ring.in_use == 0
 
 
 # -- exceptions
@@ -647,7 +647,7 @@ def test_a_worker_init_fn_that_fails_says_so(loader_of: Any) -> None:
         for error in errors:
             assert type(error) is LookupError and str(error) == "no licence for this worker"
             assert "worker_init_fn" in error.__notes__[0]
-    ring = loader._pool.ring
+    ring = loader._pool.fetch.ring
     del error, errors
     gc.collect()
     assert ring.in_use == 0

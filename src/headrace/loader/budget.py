@@ -48,10 +48,8 @@ class LoaderMemory:
         self._dataset = dataset
         self._pixels = pixels
         self._datasets = inner_datasets(dataset)
-        self._is_straight = False
         is_own = isinstance(dataset, BaseDataset)
-        if is_own:
-            self._is_straight = Batcher(dataset, collating).writes_in_place
+        self._is_straight = is_own and Batcher(dataset, collating).writes_in_place
         if usage is None and is_own:
             self.budget: MemoryBudget = dataset.budget
         else:

@@ -206,8 +206,7 @@ class DataLoaderConfig:
             check_flag("shuffle", self.shuffle, optional=True)
         for name in ("sampler", "batch_sampler"):
             given = getattr(self, name)
-            is_iterable = isinstance(given, Iterable) and not isinstance(given, type)
-            if given is not None and not is_iterable:
+            if given is not None and not isinstance(given, Iterable):
                 raise ConfigError(f"{name} must be an iterable, not {described(given)}")
         if self.generator is not None and not isinstance(self.generator, torch.Generator):
             raise ConfigError(f"generator must be a torch.Generator, not {self.generator!r}")

@@ -39,8 +39,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -202,17 +201,13 @@ def transfer_to(
     return Transfer(target, normalization, memory_format)
 
 
-@dataclass(slots=True, eq=False)
-class _Copy:
+class _Copy(NamedTuple):
     """A batch on its way to the device."""
 
-    source: Delivered  # held until `done` has come
-    began: Any  # events of the copy stream
-    done: Any
-    batch: Any = None  # on the device; None once it is handed over, or where it failed
-    # its tensors that the copy stream has made
-    made: list[torch.Tensor] = field(default_factory=list)
-    is_whole: bool = True  # nothing is left to be moved
+    batch: Any
+    made: list[torch.Tensor]  # its tensors that the copy stream has made
+    is_whole: bool  # nothing is left to be moved
+    done: Any  # event of the copy stream
 
 
 class CudaPrefetcher(Transfer):
@@ -222,7 +217,8 @@ class CudaPrefetcher(Transfer):
         super().__init__(*options)
         self._early: Delivered | Exception | None = None  # taken before it was asked for
         self._started: _Copy | None = None  # of what was taken early
-        self._copies: deque[_Copy] = deque()  # whose sources may still be read
+        # the source of each copy, which may still be read, and the events around it
+        self._copies: deque[tuple[Delivered, Any, Any]] = deque()
         # for each batch, an event after the kernels of those before it
         self._handed: deque[Any] = deque()
 
@@ -256,17 +252,14 @@ class CudaPrefetcher(Transfer):
         copy = self._started or self._start(delivered)
         self._started = None
         accelerator = self._accelerator
-        batch = copy.batch
         if copy.made:
             stream = accelerator.current_stream()
             stream.wait_event(copy.done)
             for tensor in copy.made:
                 accelerator.keep(tensor, stream)
             self._handed.append(accelerator.mark(stream))
-        copy.batch = None
-        copy.made = []
         self._settle()
-        return batch if copy.is_whole else move_to_device(batch, accelerator.device)
+        return copy.batch if copy.is_whole else move_to_device(copy.batch, accelerator.device)
 
     def prefetch(self, deliveries: WorkerIterator) -> None:
         if self._early is not None or not deliveries.is_ready():
@@ -290,32 +283,30 @@ class CudaPrefetcher(Transfer):
         """Begins to copy a batch."""
         accelerator = self._accelerator
         began = accelerator.mark()
-        copy = _Copy(delivered, began, done=began)
+        made: list[torch.Tensor] = []
         numbers = itertools.count()
         pixels = delivered.report.get("pixels", ())
 
         def move(tensor: torch.Tensor) -> torch.Tensor:
             finished = functools.partial(self._finished, is_pixels=next(numbers) in pixels)
             if not _is_copyable(tensor):
-                copy.is_whole = False
                 return tensor
-            made = accelerator.convert(accelerator.copy(tensor), finished)
-            copy.made.append(made)
-            return made
+            made.append(accelerator.convert(accelerator.copy(tensor), finished))
+            return made[-1]
 
         try:
             with accelerator.copying():
-                copy.batch = map_tensors(delivered.batch, move)
+                batch = map_tensors(delivered.batch, move)
         finally:  # where it failed too: what has begun is still reading
-            copy.done = accelerator.mark()
-            self._copies.append(copy)
-        return copy
+            done = accelerator.mark()
+            self._copies.append((delivered, began, done))
+        return _Copy(batch, made, len(made) == next(numbers), done)
 
     def _settle(self) -> None:
         """Frees the sources of the copies that are done."""
-        while self._copies and self._copies[0].done.query():
-            copy = self._copies.popleft()
-            self._seconds += copy.began.elapsed_time(copy.done) / 1000  # by the device's clock
+        while self._copies and self._copies[0][-1].query():
+            _, began, done = self._copies.popleft()
+            self._seconds += began.elapsed_time(done) / 1000  # by the device's clock
 
     def finish(self) -> None:
         self._await_all_but(0)  # else short epochs would pile up
@@ -323,7 +314,7 @@ class CudaPrefetcher(Transfer):
 
     def _await_copies(self) -> None:
         if self._copies:
-            self._copies[-1].done.synchronize()
+            self._copies[-1][-1].synchronize()
             self._settle()
 
     def __del__(self) -> None:

@@ -529,7 +529,7 @@ class Loader(DataLoader[B]):
             stats["queued_batches"] = running.queued
             stats["queued_bytes"] = running.queued * running.nbytes
         if pool is not None:
-            stats.update(pool.ring.stats())
+            stats.update(pool.fetch.ring.stats())
         return stats
 
     def __repr__(self) -> str:

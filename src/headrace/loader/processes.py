@@ -319,18 +319,13 @@ class WorkerPool:
     def __init__(self, fetch: Fetch, config: DataLoaderConfig) -> None:
         self.dispatch: _Dispatch = _Dispatch(fetch)
         self.is_lasting: bool = not config.num_workers or bool(config.persistent_workers)
-        self._fetch = fetch
+        self.fetch: Fetch = fetch
         self._config = config
         self._loader: DataLoader[Any] | None = None
         self._iterator: WorkerIterator | None = None
         # the iterator that takes this pool's batches
         self.user: weakref.ref[Any] | None = None
         self._pid = os.getpid()
-
-    @property
-    def ring(self) -> Ring:
-        """The ring of its batches."""
-        return self._fetch.ring
 
     @property
     def is_free(self) -> bool:
@@ -358,7 +353,7 @@ class WorkerPool:
         self.dispatch.handed_out = 0
         if not self._config.num_workers:
             # not a generator, which an error would end
-            made: Any = map(self._fetch.__getitems__, self.dispatch)
+            made: Any = map(self.fetch.__getitems__, self.dispatch)
             return map(Delivered.pin_memory, made) if self._config.pin_memory else made
         if self._loader is None or self._iterator is None:
             return self._start_workers(epoch, step)
@@ -375,7 +370,7 @@ class WorkerPool:
             dispatch.requests, again = itertools.tee(dispatch.requests)
             flags = Flags(config.num_workers or 0)
             self._loader = DataLoader(
-                self._fetch,
+                self.fetch,
                 batch_sampler=dispatch,
                 collate_fn=as_delivered,
                 num_workers=config.num_workers or 0,
@@ -406,14 +401,14 @@ class WorkerPool:
                 self._iterator = iterator
                 return iterator
             del iterator
-            context, how = choose_context(None, self._fetch, [config.worker_init_fn])
+            context, how = choose_context(None, self.fetch, [config.worker_init_fn])
             warn(
                 f"a worker (pid {hung.pid}) hung as soon as it was forked: most likely another "
                 "thread held a lock at that moment. All workers are killed and started again by "
                 f"{how}. To avoid this, start such threads later, or pass "
                 "multiprocessing_context='forkserver'"
             )
-            self._fetch.ring = Ring(self.ring.planned)
+            self.fetch.ring = Ring(self.fetch.ring.planned)
             dispatch.requests = again
             dispatch.handed_out = 0
         raise WorkerError(

@@ -184,8 +184,8 @@ def test_a_copy_waits_for_no_kernel_without_workers(make: Make, pin_memory: bool
     first = next(iterator)
     kernel = long_kernel()
     second = next(iterator)
-    for copy in iterator._transfer._copies:
-        copy.done.synchronize()
+    for *_, done in iterator._transfer._copies:
+        done.synchronize()
     assert not kernel.query()
     assert is_right(first, 0).item() and is_right(second, 1).item()
 
