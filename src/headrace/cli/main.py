@@ -12,6 +12,7 @@ import inspect
 import os
 import re
 import shlex
+import shutil
 import sys
 import textwrap
 import warnings
@@ -39,20 +40,13 @@ _OF_ALL = {
 }
 
 
-class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Wraps descriptions as wide as the terminal is, and leaves examples as they are."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        if text.startswith("examples:"):
-            return super()._fill_text(text, width, indent)
-        return textwrap.fill(one_line(text), width, initial_indent=indent, subsequent_indent=indent)
-
-
 class Parser(argparse.ArgumentParser):
     """A parser whose errors say which command is next."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"formatter_class": HelpFormatter, "allow_abbrev": False, **options})
+        super().__init__(
+            formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options
+        )
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuses flags in the name of the verb that lacks them; argparse leaves this to the
@@ -101,6 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, verb in VERBS.items():
         summary, _, more = (inspect.getdoc(verb.run) or "").partition("\n\n")
         description, colon, examples = more.partition("examples:")
+        # as wide as argparse prints the options
+        description = textwrap.fill(one_line(description), shutil.get_terminal_size().columns - 2)
         of_verb = subparsers.add_parser(
             name, help=summary.rstrip("."), description=description, epilog=colon + examples
         )
