@@ -190,7 +190,7 @@ def _opened_pack(
         )
     source = HDF5Source(path, opened=opened)
     edges = source.edges()
-    if not source.shape[0]:  # which lies nowhere
+    if not source.shape[0]:  # without tokens there are no bytes
         edges = np.zeros(len(source) + 1, np.int64)
     is_flat = len(source.shape) == 1 and source.dtype.kind in "iu" and source.dtype.isnative
     if not is_flat or edges is None:

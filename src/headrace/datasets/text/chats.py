@@ -178,15 +178,16 @@ class Chats(Texts):
     ) -> None:
         super().__init__(source, options, CHAT, value_of)
         options.check_chats()
-        tokenizer = options.tokenizer
-        _check_template(tokenizer, options.chat_template)
-        about = json.dumps([tokenizer.chat_template, options.chat_template], default=repr)
-        self._template_identity = hashlib.blake2b(about.encode(), digest_size=16).hexdigest()
+        _check_template(options.tokenizer, options.chat_template)
 
     @property
     def identity(self) -> str | None:
         known = super().identity
-        return None if known is None else f"{known}|chat:{self._template_identity}"
+        if known is None:
+            return None
+        templates = [self.options.tokenizer.chat_template, self.options.chat_template]
+        about = json.dumps(templates, default=repr).encode()
+        return f"{known}|chat:{hashlib.blake2b(about, digest_size=16).hexdigest()}"
 
     def _applied(self, index: int, record: Any, **how: Any) -> tuple[Any, list[bool]]:
         """A chat rendered by the tokenizer's template, and which of the assistant's turns are

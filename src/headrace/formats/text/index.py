@@ -139,7 +139,7 @@ def places_in(table: FileArrays, numbers: IntArray) -> tuple[IntArray, IntArray]
 
     Args:
         table: their low bits (uint16), and, as the last of the short arrays, the carries.
-        numbers: [n] which, from 0; each of them there, and not the last of all.
+        numbers: [n] numbers of places, from 0; none is that of the last place.
 
     Returns:
         [n] int64 each.
@@ -159,13 +159,13 @@ def first_from(
     begins: Callable[[IntArray], IntArray],
     low: int | IntArray = 0,
 ) -> IntArray:
-    """The first of some records that begins at a place or behind it, for each of some places, by
-    bisection.
+    """The first record that begins at each of some places, or behind it, by bisection.
 
     Args:
         places: [n] bytes or tokens.
-        low, count: the records' first number, and the end of them; of each place, or of all.
-        begins: gives where records begin, by their numbers; later ones begin no earlier.
+        low, count: the first number of the records, and the end of the numbers; for all places, or
+            for each.
+        begins: returns where records begin, by their numbers; later ones begin no earlier.
     """
     lows = np.zeros(len(places), np.int64) + low
     highs = np.zeros(len(places), np.int64) + count

@@ -127,8 +127,8 @@ def check_room(nbytes: int, budget: MemoryBudget | None) -> None:
     memory budget. (So its sample is an error, and may be skipped.)
 
     Args:
-        nbytes: of the text; it is asked before all of it is read.
-        budget: must leave room for the text and for what is made of it. None: there is no limit.
+        nbytes: size of the text, or of the part that was read so far.
+        budget: must have room for the text and for what is made of it. None: there is no limit.
     """
     if nbytes <= LARGE or budget is None:
         return

@@ -31,9 +31,7 @@ FORMATS = (*DELIMITERS, ".json", *JSON_LINES)
 BY_RECORD = tuple(
     ending + packed for ending in (*JSON_LINES, *DELIMITERS) for packed in ("", *COMPRESSED)
 )
-"""Endings of files of which a sample is a record, where nobody says otherwise. Of a .json its
-content decides.
-"""
+"""Endings of files whose samples are records by default. For .json the content decides."""
 _JSON = tuple(".json" + packed for packed in ("", *COMPRESSED))
 _field_limit = PerProcess(threading.Lock)
 # how a list of objects or texts begins, in UTF-8 or, but for zeros, in UTF-16
@@ -42,10 +40,10 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 
 
 def format_of(path: str) -> str:
-    """The ending that says what a file's records are.
+    """The ending that defines the records of a file, one of `FORMATS`.
 
     Raises:
-        FormatError: none of those known.
+        FormatError: the file has another one.
     """
     ending = os.path.splitext(without_compression(path))[1].lower()
     if ending not in FORMATS:
@@ -173,7 +171,7 @@ def json_places(data: bytes | bytearray) -> IntArray:
         try:
             _, end = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
-            # without its line and column, which are those of a text that nobody sees
+            # without line and column, which are those of the list as one text
             cause = getattr(error, "msg", error)
             raise FormatError(
                 f"record {len(places) + 1:,} at byte {at:,} is not JSON: {cause}"

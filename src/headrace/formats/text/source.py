@@ -59,8 +59,8 @@ class TextFilesSource(FilesSource):
     """Whole files. Those that are too large for the budget are not read.
 
     Args:
-        data_path: which.
-        options: how URLs are reached.
+        data_path: the files.
+        options: how URLs are read.
         budget: for one file. None: there is no limit.
         codec: how they are decoded: encoding and errors.
     """
@@ -89,8 +89,7 @@ class TextFilesSource(FilesSource):
         server = self._server
         paths = list(self.listing)
         if server is None:
-            paths = list(map(os.path.abspath, paths))
-            yield [[path, *version_of(os.stat(path))] for path in paths]
+            yield [[path, *version_of(os.stat(path))] for path in map(os.path.abspath, paths)]
             return
         versions = server.learn(paths)
         try:
@@ -100,9 +99,7 @@ class TextFilesSource(FilesSource):
             server.forget(paths)
 
     def read(self, indices: Sequence[int]) -> list[bytes]:
-        """The files' bytes, as they lie there. The size of a remote file is known when it has
-        come.
-        """
+        """The bytes of files as stored. The size of a remote file is known once it is fetched."""
         if self._server is None:
             sizes = [os.stat(self.listing[i]).st_size for i in indices]
             check_room(max(sizes, default=0), self._budget)
@@ -111,7 +108,7 @@ class TextFilesSource(FilesSource):
         return found
 
     def head(self, index: int) -> bytes:
-        """The first bytes of a file, decompressed; b"" of one of this machine that can't be read.
+        """The first bytes of a file, decompressed; b"" if a local file can't be read.
 
         Raises:
             RemoteError, AccessError, DataNotFoundError, FormatError: a remote file can't be read.
@@ -147,10 +144,10 @@ class LinesSource(RecordsSource):
     plain copy. If one of several remote texts is, all of them are.
 
     Args:
-        data_path: which.
+        data_path: the files.
         unit: "line" or "record".
-        reach: how URLs are reached, and where the table, and plain copies, are kept. Without a
-            `cache_dir` those of local texts are kept if they are large.
+        reach: how URLs are read, and the folder of the table and of plain copies. Without a
+            `cache_dir`, the table of local texts is kept if they are large.
         codec: encoding and errors of the text, as Python has them; only what shows no lines, or is
             compressed, is decoded here.
         budget: for one line or record; a file that is one JSON list is read as a whole, at the
@@ -161,7 +158,7 @@ class LinesSource(RecordsSource):
     Attributes:
         codec: how the bytes that `read` gives are decoded: encoding and errors.
         texts: the files.
-        headers: of each file the names of its fields; none of what is no table.
+        headers: the names of the fields of each file; empty for a file that is not a table.
 
     Raises:
         FormatError: a file is damaged, or of a kind that has no records.
@@ -231,8 +228,8 @@ class LinesSource(RecordsSource):
         self._shifts = np.cumsum(ends) - ends
         self._has_versions = all(tag is not None for *_, tag in self._identities)
         self.keeps_tables: bool = self._has_versions
-        """True if what is found out about the texts is kept on disk: where a folder is named, and
-        of remote or large texts, if the server gives them versions.
+        """True if the places of lines and the targets of records are cached on disk: with a
+        `cache_dir`, and for remote or large texts, unless the server gives no versions.
         """
         if server is None and reach.cache_dir is None:
             self.keeps_tables = bool(self._nbytes.sum() >= KEPT_FROM)
@@ -246,7 +243,7 @@ class LinesSource(RecordsSource):
         self._coming = deque[tuple[int, int]]()  # blocks to prefetch, while all lines are read
 
     def _found_table(self, delimiter: str | None, progress: bool | None) -> FileArrays:
-        """The table, as it is kept, or found by a pass over all texts."""
+        """The table of lines, cached, or made now by a pass over all texts."""
         cached = None
         if self.keeps_tables:
             about = {
@@ -267,8 +264,6 @@ class LinesSource(RecordsSource):
     # -- reading
 
     def bounds(self, rows: IntArray) -> tuple[IntArray, IntArray]:
-        if rows.size and rows.view(np.uint64).max() >= len(self):  # negative ones are the largest
-            raise IndexError(f"lines {rows.min()} to {rows.max()} of {len(self):,}")
         files = self.file_of(rows)
         # of each file the table holds the end too
         starts, ends = places_in(self._table, rows + files)
