@@ -52,7 +52,7 @@ INSIDE = {
     """,
     "core": "decoder reader values held ahead options views dataset batcher",
     "datasets/image": """
-        augment labels coco tables decoder masks boxes columns image
+        augment labels coco tables decoder masks boxes packs columns image
     """,
     "datasets/text": "decoders chats passes text",
     "packing": "destination plan parts contents stored texts hdf5 run",
