@@ -93,15 +93,12 @@ class ChunkIndex(ABC):
         """
         return None
 
-    def check(self, number: int) -> None:  # noqa: B027
-        """Raises a FileChangedError if the local file of a chunk has changed."""
-
 
 class ChunkTable(ChunkIndex):
     """Locates the chunks of an array in one file by a table; a contiguous array is one chunk.
 
     Args:
-        path, files: of the file which they lie in, and by which it is read.
+        path: of the file which they lie in.
         table: [3, written chunks] int64 of offsets, bytes and skipped filters.
         numbers: of the chunks in `table`, sorted; None: it has all.
     """
@@ -109,12 +106,10 @@ class ChunkTable(ChunkIndex):
     def __init__(
         self,
         path: str,
-        files: Files,
         table: IntArray,
         numbers: IntArray | None = None,
     ) -> None:
         self._path = path
-        self._files = files
         offsets, sizes, masks = table
         self._has_masks = bool(masks.any())
         columns = np.array([offsets, offsets + sizes, masks])
@@ -144,9 +139,6 @@ class ChunkTable(ChunkIndex):
             return None
         masks: IntArray = self._columns(numbers)[2]
         return masks
-
-    def check(self, number: int) -> None:
-        self._files.check(self._path)
 
 
 class Chunks(ABC):
@@ -261,7 +253,11 @@ class DirectChunks(Chunks):
         return f"{redact(self._path)}, chunk {self.grid.place(number)}{of}"
 
     def check_cached(self, number: int) -> None:
-        self.index.check(number)
+        if self.files.is_remote:  # each read is of one version
+            return
+        ranges = self.index.ranges(np.array([number], np.int64))
+        if ranges.is_written[0]:
+            self.files.check(ranges.paths[int(ranges.file[0])])
 
     def byte_ranges(self, numbers: IntArray) -> ByteRanges:
         ranges = self.index.ranges(numbers)

@@ -83,7 +83,7 @@ class Layout(NamedTuple):
         chunks = DirectChunks(
             Grid(tuple(self.shape), tuple(self.chunks)),
             self.fill.dtype,
-            ChunkTable(self.path, files, self.places, self.written),
+            ChunkTable(self.path, self.places, self.written),
             _pipeline_of(self.filters),
             files,
             path=self.path,

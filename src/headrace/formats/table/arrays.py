@@ -68,7 +68,7 @@ class NumpySource(ArraysSource):
 def _reader(name: str, opened: OpenArrays[Any], array: StoredArray) -> ArrayReader:
     path = array.path
     grid = Grid(array.shape, (max(1, array.shape[0]), *array.shape[1:]))
-    index = ChunkTable(path, opened.files, np.array([[array.begin], [array.nbytes], [0]]))
+    index = ChunkTable(path, np.array([[array.begin], [array.nbytes], [0]]))
     chunks = DirectChunks(grid, array.dtype, index, Pipeline(), opened.files, path=path, name=name)
     return ArrayReader(chunks, opened.chunks, f"{path}\0{name}")
 

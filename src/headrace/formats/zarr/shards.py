@@ -82,11 +82,6 @@ class ArrayFiles(ChunkIndex):
             return ByteRanges.of_wholes(list(map(self.store.path_of, keys)), range(len(keys)))
         return self.store.ranges(keys)
 
-    def check(self, number: int) -> None:
-        if not self.store.files.is_remote:
-            self.store.check_version(self.name)
-            self.store.ranges(self._names([number]))
-
 
 _Index = tuple[str, memoryview]
 """Where the chunks of a shard lie: the path of its file, and for each chunk its offset and its
@@ -140,12 +135,6 @@ class Shards(ChunkIndex):
             stops.append(-1 if row is None or start < 0 else start + row[2 * chunk + 1])
         paths = [path for path, _ in indices]
         return ByteRanges(paths, *np.array([which, starts, stops], np.int64))
-
-    def check(self, number: int) -> None:
-        if not self._files.is_remote:
-            for index in self._indices(self._places(np.array([number]))[0].tolist()):
-                if index is not None:
-                    self._files.check(index[0])
 
     def _indices(self, shards: Sequence[int]) -> list[_Index | None]:
         """The index of each shard; None: there is no such shard.

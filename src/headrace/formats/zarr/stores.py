@@ -187,8 +187,11 @@ class ChunkFiles(LocalFiles):
         """The time in ns of the last opening of a store, or later."""
 
     def check(self, path: str) -> None:
-        with self.opened(path):
-            pass
+        try:
+            with self.opened(path):
+                pass
+        except (FileNotFoundError, NotADirectoryError):
+            self.check_missing(path)
 
     def check_open(self, path: str, fd: int, status: os.stat_result | None = None) -> None:
         status = status or os.fstat(fd)
