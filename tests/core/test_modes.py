@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from headrace import BaseDataset, BudgetError, ConfigError, LoadingMode, SampleError, Source
 from headrace.core import held as held_module
 from headrace.core.ahead import Ahead
-from headrace.core.held import SHARE, Held, cached, eager
+from headrace.core.held import CACHE_SHARE, Held, cached, eager
 from headrace.core.values import Records
 from headrace.dtypes import ArraySpec
 from headrace.memory import MemoryBudget
@@ -255,7 +255,7 @@ class TestCached:
     def test_the_budget_bounds_it(self) -> None:
         budget = budget_of(100_000)
         first = cached_of(1000, budget)
-        assert int(100_000 * SHARE) - 64 <= budget.reserved <= int(100_000 * SHARE)
+        assert int(100_000 * CACHE_SHARE) - 64 <= budget.reserved <= int(100_000 * CACHE_SHARE)
         for i in range(1000):
             first.admit([i], [np.zeros(100)])
         stats = first.stats()

@@ -29,7 +29,7 @@ OVERHEAD = 512
 """Overhead in bytes of a cached sample: the store's header, pickle, padding and table, rounded
 up.
 """
-SHARE = 0.75
+CACHE_SHARE = 0.75
 """Share of the remaining budget that a cache takes if its size is not known in advance. The rest
 is for batches and prefetching.
 """
@@ -38,10 +38,10 @@ CHUNK_BYTES = 64 << 20
 Load = Callable[[Sequence[int]], list[Any] | AnyArray]
 """Reads values by index, as `headrace.core.values.read_many` does."""
 
-_GROUP = 32
-_MEASURED = 32
-_MOST = 4096
-_MOST_BYTES = 256 << 10  # of small rows that are read together
+_GROUP = 32  # values that a thread reads together
+_MEASURED = 32  # values that are read to estimate the bytes of all
+_MOST = 4096  # small rows that a thread reads together, of so many bytes
+_MOST_BYTES = 256 << 10
 
 
 class Sharing(NamedTuple):
@@ -246,7 +246,7 @@ def cached(
     items, most = check_cache_size(cache_size)
     ranks = sharing.ranks
     table = TABLE * length // ranks
-    capacity = max(0, int(budget.available * SHARE) - table)
+    capacity = max(0, int(budget.available * CACHE_SHARE) - table)
     if nbytes is not None:
         capacity = min(capacity, (nbytes + length * OVERHEAD) // ranks + (1 << 20))
     if most is not None:
@@ -346,10 +346,10 @@ def _measured(load: Load, numbers: Sequence[int], available: int) -> tuple[dict[
     """Reads values spread over the dataset, as many as fit, and estimates the bytes of all."""
     values: dict[int, Any] = {}
     sizes: list[int] = []
-    for place in np.linspace(0, len(numbers) - 1, min(_MEASURED, len(numbers))).astype(int):
+    for position in np.linspace(0, len(numbers) - 1, min(_MEASURED, len(numbers))).astype(int):
         if sum(sizes) <= available:
-            (value,) = load([numbers[place]])
-            values[numbers[place]] = value
+            (value,) = load([numbers[position]])
+            values[numbers[position]] = value
             if not isinstance(value, SampleError):
                 sizes.append(SampleStore.nbytes_of(value))
     total = sum(sizes) / max(1, len(sizes)) * len(numbers)
