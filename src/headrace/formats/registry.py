@@ -33,7 +33,6 @@ from headrace.formats.zarr.stores import ZARR
 from headrace.io.array_file import array_bytes
 from headrace.io.atomic import written_to
 from headrace.io.index import IndexKind
-from headrace.io.local_files import LocalFiles
 from headrace.io.paths import redact, with_index
 from headrace.io.remote.options import RemoteOptions, ServerKeywords
 from headrace.io.remote_files import RemoteFiles
@@ -124,10 +123,7 @@ def open_columns(files: FileSet, options: RemoteOptions, names: Sequence[str]) -
     if kind.open is None:
         raise ConfigError(f"{shown} contains {kind.name}, without columns: leave out column=")
     check_splits(files)
-    paths = files.urls()
-    if files.server is None:
-        paths = [os.path.abspath(path) for path in paths]
-    columns: Columns = kind.open(paths, files.server or LocalFiles(options.cache_dir))
+    columns: Columns = kind.open(*files.to_read(options.cache_dir))
     for name in names:
         if name not in columns.names:
             raise MissingNameError(

@@ -30,7 +30,6 @@ from headrace.formats.resolve.resolver import DataPath, resolve
 from headrace.formats.source import Column, Description, RecordsSource
 from headrace.io.files import Files
 from headrace.io.index import Headers, IndexKind, indices_of
-from headrace.io.local_files import LocalFiles
 from headrace.io.paths import redact
 from headrace.io.remote.options import RemoteOptions
 from headrace.memory.anonymous import SharedArray
@@ -332,11 +331,8 @@ class TarSource(RecordsSource):
         reach = reach or RemoteOptions()
         files = resolve(data_path, TARS, reach)
         self.names: PackedNames = files.names
-        self._paths = files.urls()
-        self.files = files.server or LocalFiles(reach.cache_dir)
-        self._shown = list(map(redact, self._paths))
-        if files.server is None:
-            self._paths = list(map(os.path.abspath, self._paths))
+        self._paths, self.files = files.to_read(reach.cache_dir)
+        self._shown = list(map(redact, files.urls()))
         found = indices_of(self.files, self._paths, INDEX, progress)
         indices = [TarIndex(*arrays) for arrays in found]
         self._first = np.cumsum([0, *(len(index.first) - 1 for index in indices)])

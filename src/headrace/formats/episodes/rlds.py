@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
@@ -28,7 +27,6 @@ from headrace.formats.source import Description
 from headrace.formats.tfrecord import FIRST, TFRecordSource, parsed, values_in
 from headrace.io.files import Files
 from headrace.io.index import Headers
-from headrace.io.local_files import LocalFiles
 from headrace.io.paths import in_folder_of, listed_names, redact
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
@@ -148,10 +146,7 @@ def open_records(found: FileSet, reach: RemoteOptions) -> tuple[TFRecordSource, 
         FormatError: there is no `features.json`, or a file is damaged.
     """
     check_splits(found)
-    paths = found.urls()
-    files: Files = found.server or LocalFiles(reach.cache_dir)
-    if found.server is None:
-        paths = list(map(os.path.abspath, paths))
+    paths, files = found.to_read(reach.cache_dir)
     features = features_beside(found, files)
     source = TFRecordSource(paths, files)
     if features is None or not len(source.steps) == len(source):

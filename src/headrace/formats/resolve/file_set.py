@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.io.files import Files
+from headrace.io.local_files import LocalFiles
 from headrace.io.paths import named_part
 from headrace.memory.anonymous import SharedArray
 
@@ -285,6 +286,14 @@ class FileSet(Sequence[str]):
     def urls(self) -> list[str]:
         """The paths or URLs of all files."""
         return [self.url(index) for index in range(len(self))]
+
+    def to_read(
+        self, cache_dir: str | os.PathLike[str] | None = None
+    ) -> tuple[list[str], RemoteFiles | LocalFiles]:
+        """The absolute paths or URLs of all files, and what reads them."""
+        if self.server is not None:
+            return self.urls(), self.server
+        return list(map(os.path.abspath, self)), LocalFiles(cache_dir)
 
 
 @dataclass(slots=True)

@@ -185,11 +185,9 @@ class LinesSource(RecordsSource):
         self._budget = budget
         self._cache_dir = os.path.abspath(cache_folder(reach.cache_dir))
         server = self.listing.server
-        files = server or LocalFiles()
-        paths = self.listing.urls()
-        if server is None:
-            paths = list(map(os.path.abspath, paths))
-        else:
+        paths, files = self.listing.to_read()
+        self.files: Files = files
+        if server is not None:
             try:
                 learn(paths, server)
             except BaseException:
@@ -198,7 +196,6 @@ class LinesSource(RecordsSource):
         are_plain = shows_lines(codec[0])
         self.codec: tuple[str, str] = codec if are_plain else ("utf-8", "surrogatepass")
         copies = [not are_plain or is_compressed(without_query(path)) for path in paths]
-        self.files: Files = files
         if server is not None and any(copies):
             copies = [True] * len(paths)
             self.files = LocalFiles()
