@@ -66,11 +66,7 @@ class FilesSource(Source):
         if self._server is not None:
             urls = map(os.fsdecode, entries_of(data_path))
             named = [url for url in urls if names_file(url, self.listing.kind)]
-            try:
-                learn(named, self._server)
-            except BaseException:
-                self._server.close()
-                raise
+            learn(named, self._server)
             self._server.forget(named)  # they are read in whatever version they have then
             self._server.share_versions(self.listing)
 

@@ -287,17 +287,21 @@ def names_file(url: str, kind: Format) -> bool:
 
 
 def learn(urls: Sequence[str], server: RemoteFiles) -> None:
-    """Requests the versions of files, all at once.
+    """Requests the versions of files, all at once. An error closes the server.
 
     Raises:
         DataNotFoundError: there is no such file, or it is a folder.
         AccessError, RemoteError: see `Remote.versions`.
     """
-    for url, version in zip(urls, server.learn(urls), strict=True):
-        if not version.size and server.ask("isdir", url):
-            raise DataNotFoundError(
-                f"{redact(url)} is a folder with the name of a file: add a slash to its end"
-            )
+    try:
+        for url, version in zip(urls, server.learn(urls), strict=True):
+            if not version.size and server.ask("isdir", url):
+                raise DataNotFoundError(
+                    f"{redact(url)} is a folder with the name of a file: add a slash to its end"
+                )
+    except BaseException:
+        server.close()
+        raise
 
 
 def find_remote(entry: Any, kind: Format, server: RemoteFiles) -> Found:

@@ -188,11 +188,7 @@ class LinesSource(RecordsSource):
         paths, files = self.listing.to_read()
         self.files: Files = files
         if server is not None:
-            try:
-                learn(paths, server)
-            except BaseException:
-                server.close()
-                raise
+            learn(paths, server)
         are_plain = shows_lines(codec[0])
         self.codec: tuple[str, str] = codec if are_plain else ("utf-8", "surrogatepass")
         copies = [not are_plain or is_compressed(without_query(path)) for path in paths]
