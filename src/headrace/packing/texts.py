@@ -172,7 +172,7 @@ class TextContents(Contents):
             before = 0
             made = [np.empty(0, np.int32)]
             for number in some_of(len(sizes)):
-                [ids] = self.dataset.ids_of([int(self._chosen[number])])
+                [ids] = self._whole_ids([number])
                 if isinstance(ids, SampleError):  # said when it is packed
                     continue
                 before += int(sizes[number])
@@ -228,11 +228,16 @@ class TextContents(Contents):
             SampleError: `on_error` is a callable: what it makes up is not packed.
         """
         with _TOKENISING.get():
-            values = self.dataset.ids_of(self._chosen[numbers].tolist())
+            values = self._whole_ids(numbers)
         for value in values:
             if isinstance(value, SampleError) and callable(self.dataset.on_error):
                 raise value
         return values
+
+    def _whole_ids(self, numbers: Sequence[int]) -> list[Any]:
+        dataset = self.dataset
+        chosen = self._chosen[numbers].tolist()
+        return dataset._tokenized.whole_ids(chosen, dataset.sample_reader.another())
 
     def _tokenised(self, part: PartFile) -> Plan:
         """Tokens go through a spool, 4 bytes each, since their number must be known before the file

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from headrace.errors import AccessError, FileChangedError, FormatError
-from headrace.formats.text import index, plain, source as texts
+from headrace.formats.text import index, plain
 from headrace.formats.text.source import LinesSource
 from headrace.io.remote.options import RemoteOptions
 from tests.formats.text.test_plain import budget_of, packed
@@ -90,7 +90,9 @@ def test_lines_of_many_files(folder: Path, is_kept: bool, tmp_path: Path) -> Non
     state = pickle.dumps(source)
     assert len(state) < 9000
     assert read_all(pickle.loads(state)) == LINES
-    with mock.patch.object(texts, "Scan", wraps=texts.Scan) as scan:
+    with mock.patch.object(
+        index.Scan, "table", autospec=True, side_effect=index.Scan.table
+    ) as scan:
         again = opened(folder, kept=kept)
     assert read_all(again) == LINES
     assert scan.call_count == (0 if is_kept else 1)

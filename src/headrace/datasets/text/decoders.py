@@ -386,12 +386,8 @@ class Texts(TextDecoder):
         """Approximate bytes of some texts ([n] int64), by their numbers in the source."""
         if self.options.column is not None:
             return self._characters(numbers, reader)
-        found: IntArray
-        if len(numbers) == len(self.source):
-            found = self.source.sizes()[numbers]  # remote files are listed anew
-        else:
-            found = self.source.sizes(numbers)
-        return found
+        sizes: IntArray = self.source.sizes(numbers)
+        return sizes
 
     def _characters(self, numbers: IntArray, reader: SampleReader) -> IntArray:
         """Characters (or ids) of texts or rendered chats ([n] int64); 0 for skipped ones."""

@@ -365,10 +365,6 @@ class TextDataset(BaseDataset):
         """
         return tokens_of(self._tokenized, self.sample_reader.another(), end_token, self.budget)
 
-    def ids_of(self, numbers: list[int]) -> list[Any]:
-        """The ids, or a SampleError, of each of some whole documents of the source."""
-        return self._tokenized.whole_ids(numbers, self.sample_reader.another())
-
     def record_targets(self) -> list[Any] | None:
         """The target of each record, if targets are of several types; else None."""
         texts = self._decoder

@@ -25,7 +25,7 @@ from headrace.formats.resolve.find import learn
 from headrace.formats.resolve.resolver import DataPath, resolve
 from headrace.formats.source import Column, Description, RecordsSource, block_length
 from headrace.formats.text import records
-from headrace.formats.text.index import Scan, Take, TextFile, first_from, kept_or_held, places_in
+from headrace.formats.text.index import Scan, TextFile, first_from, kept_or_held, places_in
 from headrace.formats.text.plain import (
     check_room,
     decompressed,
@@ -35,7 +35,7 @@ from headrace.formats.text.plain import (
     shows_lines,
     undecodable,
 )
-from headrace.io.array_file import HEAD, ArrayFile, Arrays, FileArrays
+from headrace.io.array_file import HEAD, ArrayFile, FileArrays
 from headrace.io.files import Files
 from headrace.io.local_files import LocalFiles, version_of
 from headrace.io.paths import cache_folder, redact, without_query
@@ -248,11 +248,8 @@ class LinesSource(RecordsSource):
             }
             cached = ArrayFile(self._cache_dir, "lines", about)
 
-        def make(take: Take) -> tuple[str, Arrays]:
-            scan = Scan(self.files, self.texts, self.codec, self._budget, progress)
-            return scan.table(take)
-
-        return kept_or_held(cached, self.files.patience, "places of lines", "<u2", make)
+        scan = Scan(self.files, self.texts, self.codec, self._budget, progress)
+        return kept_or_held(cached, self.files.patience, "places of lines", "<u2", scan.table)
 
     # -- reading
 
