@@ -186,14 +186,14 @@ def described(value: object) -> str:
     return f"a {name}"
 
 
-def check_callable(name: str, value: object) -> None:
-    """Raises a ConfigError unless a value is a callable or None; also for a class instead of its
-    callable instance.
+def check_callable(name: str, value: object, *, optional: bool = True) -> None:
+    """Raises a ConfigError unless a value is a callable, or None if it is optional; also for a
+    class instead of its callable instance.
     """
     if isinstance(value, type) and is_of_callables(value):
         shown = value.__name__
         raise ConfigError(f"{name} is the class {shown}, not an instance: write {shown}(...)")
-    if value is not None and not callable(value):
+    if not callable(value) and not (optional and value is None):
         raise ConfigError(f"{name} must be a callable, not {described(value)}")
 
 

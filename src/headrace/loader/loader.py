@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 from torch.utils.hooks import RemovableHandle
 
-from headrace.arguments import check_seconds
+from headrace.arguments import check_callable, check_seconds
 from headrace.core.batcher import Batcher, Collating
 from headrace.core.dataset import BaseDataset
 from headrace.core.held import Held
@@ -45,14 +45,7 @@ from headrace.loader.start import check_picklable, choose_context
 from headrace.loader.state import VERSION, States, check_state, is_stateful
 from headrace.memory.budget import format_size
 from headrace.memory.ring import Ring
-from headrace.monitor.stats import (
-    LoadingStats,
-    OnBatch,
-    OnSlow,
-    Stats,
-    check_hook,
-    slow_stages,
-)
+from headrace.monitor.stats import LoadingStats, OnBatch, OnSlow, Stats, slow_stages
 from headrace.order import RankBatches, detect_world
 
 if TYPE_CHECKING:
@@ -462,7 +455,7 @@ class Loader(DataLoader[B]):
             A handle, whose ``remove()`` unregisters the function. A copy of the loader has no
             registered functions.
         """
-        check_hook("on_batch", function)
+        check_callable("on_batch: function", function, optional=False)
         handle = RemovableHandle(self._hooks)
         self._hooks[handle.id] = function
         return handle
@@ -478,7 +471,7 @@ class Loader(DataLoader[B]):
             ConfigError: `threshold` is not a number of at least 0.
         """
         check_seconds("on_slow: threshold", threshold)
-        check_hook("on_slow", function)
+        check_callable("on_slow: function", function, optional=False)
         return self.on_batch(slow_stages(threshold, function))
 
     def get_stats(self) -> dict[str, Any]:

@@ -14,12 +14,7 @@ from headrace.arguments import check_integer, checks_keywords, parameters_of
 from headrace.core.dataset import BaseDataset
 from headrace.core.views import warn_if_random
 from headrace.errors import ConfigError, StateError, warn
-from headrace.loader.config import (
-    Data,
-    DataLoaderConfig,
-    check_dataset,
-    length_of,
-)
+from headrace.loader.config import Data, DataLoaderConfig, check_dataset, length_of
 from headrace.loader.loader import Loader, open_paths
 from headrace.loader.multi import MultiDataLoader
 from headrace.order import detect_world

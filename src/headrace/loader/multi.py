@@ -28,13 +28,7 @@ from headrace.arguments import (
     parameters_of,
 )
 from headrace.errors import ConfigError, StateError, WorkerError, warn
-from headrace.loader.config import (
-    NO_WORKERS,
-    DataLoaderConfig,
-    check_dataset,
-    length_of,
-    resolve,
-)
+from headrace.loader.config import NO_WORKERS, DataLoaderConfig, check_dataset, length_of, resolve
 from headrace.loader.epoch import LoaderState
 from headrace.loader.loader import Loader, open_paths
 from headrace.loader.state import VERSION, check_version

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headrace.arguments import check_callable, check_integer, checks_keywords
-from headrace.errors import ConfigError
+from headrace.arguments import check_integer, checks_keywords
 from headrace.memory.budget import format_size
 from headrace.memory.limits import memory_limits, tightest
 
@@ -340,10 +339,3 @@ def slow_stages(threshold: float, function: OnSlow) -> OnBatch:
                 function(SlowStage(stage, seconds, times.epoch, times.step, times.worker_pid))
 
     return tell
-
-
-def check_hook(door: str, function: object) -> None:
-    """Raises a ConfigError unless a hook is a callable."""
-    check_callable(f"{door}: function", function)
-    if function is None:
-        raise ConfigError(f"{door}: function must be a callable, not None")

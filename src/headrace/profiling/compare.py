@@ -26,13 +26,7 @@ from headrace.loader.loader import Loader, create_dataloader, open_paths
 from headrace.memory.processes import is_daemonic
 from headrace.memory.tree import tensors_of
 from headrace.order.seeding import preserved_rng
-from headrace.profiling.running import (
-    Running,
-    copy_of,
-    cores_of_rank,
-    drawn_from,
-    in_mode,
-)
+from headrace.profiling.running import Running, copy_of, cores_of_rank, drawn_from, in_mode
 
 logger: logging.Logger = logging.getLogger("headrace.profiling")
 

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import torch
 
-from headrace.arguments import check_integer, checks_keywords
+from headrace.arguments import check_callable, check_integer, checks_keywords
 from headrace.errors import BudgetError, ConfigError, warn
 from headrace.memory.budget import MemoryBudget, format_size
 from headrace.memory.limits import Limit, memory_limits
@@ -123,10 +123,8 @@ def find_max_batch_size(
                 f"{door}: limit={limit} is below {name}={value}: use a larger limit, or a smaller "
                 f"{name}"
             )
-    if not callable(step):
-        raise ConfigError(f"{door}: step must be a callable that takes a batch size, not {step!r}")
-    if reset is not None and not callable(reset):
-        raise ConfigError(f"{door}: reset must be a callable without arguments, not {reset!r}")
+    check_callable(f"{door}: step", step, optional=False)
+    check_callable(f"{door}: reset", reset)
     most = (_CEILING if limit is None else limit) // multiple_of
     search = _Search(step, reset, multiple_of, HostRoom(max_memory_usage))
     with preserved_rng():
