@@ -183,10 +183,13 @@ def read_coco(
         unused: "skip": ignore annotated images that are not among the files, with a warning.
 
     Raises:
-        ConfigError: a file is not annotated, or two annotated images have the same name.
+        ConfigError: a file is not annotated, two annotated images have the same name, or
+            pycocotools is missing.
         DataNotFoundError: an annotated image is not among the files.
         FormatError: an entry lacks a field, or has an invalid value; the message names it.
     """
+    if with_masks:
+        import_pycocotools()
     numbers = dict[int, int]()  # of the entries of images, by their ids
     names = dict[str, int]()
     sizes = list[tuple[int, int]]()

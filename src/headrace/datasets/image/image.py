@@ -30,8 +30,8 @@ from headrace.datasets.image.labels import (
     names_masks,
     separated,
 )
-from headrace.errors import ConfigError, DataNotFoundError, warn
-from headrace.formats.files import FilesSource, PairedSource, check_splits, folder_targets
+from headrace.errors import ConfigError, warn
+from headrace.formats.files import FilesSource, PairedSource, folder_targets
 from headrace.formats.hdf5 import HDF5
 from headrace.formats.resolve.file_set import EXTENSIONS, IMAGES, TARS, FileSet, Format
 from headrace.formats.resolve.resolver import DataPath, entries_of, named_format
@@ -67,12 +67,7 @@ def open_images(
     # imports Pillow and simplejpeg: here, so that forked workers share them
     from headrace.datasets.pixels import PLUGINS, is_readable
 
-    if wanted.masks:
-        from headrace.datasets.image.coco import import_pycocotools
-
-        import_pycocotools()
     files = FilesSource(where, EXTENSIONS, reach)
-    masks = None
     try:
         for plugin in PLUGINS:
             are_of_it = files.listing.names.end_in(*plugin.endings)
@@ -89,20 +84,11 @@ def open_images(
             from headrace.datasets.image.boxes import BoxDecoder
 
             return Opened(files, labels, BoxDecoder)
-        from headrace.datasets.image.masks import MaskDecoder, mask_numbers
+        from headrace.datasets.image.masks import open_pairs
 
-        wanted.refuse_options("unused_targets")
-        check_splits(files.listing)
-        try:
-            masks = FilesSource(wanted.targets, EXTENSIONS, reach)
-        except DataNotFoundError as error:
-            raise DataNotFoundError(f"targets: {error}") from error
-        mask_of = mask_numbers(files.listing, masks.listing, wanted.unused_targets)
-        return Opened(PairedSource(files, masks, mask_of), decoder=MaskDecoder)
+        return open_pairs(files, wanted, reach)
     except BaseException:
         files.close()
-        if masks is not None:
-            masks.close()
         raise
 
 

@@ -15,8 +15,8 @@ from PIL import Image
 
 from headrace.core.dataset import BaseDataset
 from headrace.datasets.image.augment import Drawn
-from headrace.datasets.image.decoder import JointDecoder
-from headrace.datasets.image.labels import SHOWN, keys_for, stem
+from headrace.datasets.image.decoder import JointDecoder, Opened
+from headrace.datasets.image.labels import SHOWN, Wanted, keys_for, stem
 from headrace.datasets.pixels import (
     SIXTEEN_BIT,
     Left,
@@ -26,9 +26,11 @@ from headrace.datasets.pixels import (
     open_image,
 )
 from headrace.dtypes import ArraySpec, IntArray
-from headrace.errors import ConfigError, FormatError, warn
-from headrace.formats.resolve.file_set import FileSet
+from headrace.errors import ConfigError, DataNotFoundError, FormatError, warn
+from headrace.formats.files import FilesSource, PairedSource, check_splits
+from headrace.formats.resolve.file_set import EXTENSIONS, FileSet
 from headrace.io.paths import composed, redact
+from headrace.io.remote.options import RemoteOptions
 
 _WORDS = re.compile(r"[-_. ].*$", re.DOTALL)
 Mask = npt.NDArray[Any]
@@ -186,6 +188,26 @@ class MaskDecoder(JointDecoder):
 
 
 # -- files
+
+
+def open_pairs(images: FilesSource, wanted: Wanted, reach: RemoteOptions) -> Opened:
+    """Opens the masks of images, and returns pairs of both.
+
+    Raises:
+        DataNotFoundError, ConfigError: see `mask_numbers`; or there are no masks.
+    """
+    wanted.refuse_options("unused_targets")
+    check_splits(images.listing)
+    try:
+        masks = FilesSource(wanted.targets, EXTENSIONS, reach)
+    except DataNotFoundError as error:
+        raise DataNotFoundError(f"targets: {error}") from error
+    try:
+        mask_of = mask_numbers(images.listing, masks.listing, wanted.unused_targets)
+    except BaseException:
+        masks.close()
+        raise
+    return Opened(PairedSource(images, masks, mask_of), decoder=MaskDecoder)
 
 
 def mask_numbers(images: FileSet, masks: FileSet, unused: str = "raise") -> IntArray:
