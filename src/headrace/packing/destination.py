@@ -82,12 +82,12 @@ class PartFile:
     def __init__(
         self, target: str | os.PathLike[Any], overwrite: bool = False, is_shared: bool = False
     ) -> None:
-        if is_url(target):
+        self.target: str = absolute(target)
+        if is_url(self.target):
             raise ConfigError(
                 f"{redact(target)}: a single file is written on this machine: pass shard_size, "
                 "such as '1GB', to pack into a store"
             )
-        self.target: str = os.path.abspath(os.path.expanduser(os.fspath(target)))
         self._folder, name = os.path.split(self.target)
         self._is_shared = is_shared
         if is_shared:
@@ -537,25 +537,21 @@ def destination_of(
     dst: str | os.PathLike[Any], storage_options: dict[str, Any] | None = None
 ) -> Destination:
     """The destination for a path or URL (``file://`` is a local folder)."""
-    path = local_path(dst)
-    if path is not None:
-        return Destination(path)
-    url = os.fspath(dst)
-    if url.startswith(("http://", "https://")):
+    path = absolute(dst)
+    if not is_url(path):
+        return Destination(Path(path))
+    if path.startswith(("http://", "https://")):
         raise ConfigError(
-            f"{redact(url)}: HTTP neither writes files nor lists their sizes: use a folder, or a "
+            f"{redact(path)}: HTTP neither writes files nor lists their sizes: use a folder, or a "
             "store such as s3://"
         )
-    return StoreDestination(url, storage_options)
+    return StoreDestination(path, storage_options)
 
 
-def local_path(path: str | os.PathLike[Any]) -> Path | None:
-    """The absolute local path of a path or ``file://`` URL. None: it is on a server."""
-    text = os.fspath(path)
-    for scheme in ("file://", "local://"):
-        if text.startswith(scheme):
-            return Path(os.path.abspath(text.removeprefix(scheme)))
-    return None if is_url(path) else Path(os.path.abspath(os.path.expanduser(text)))
+def absolute(path: str | os.PathLike[Any]) -> str:
+    """The absolute path of a local path or ``file://`` URL; other URLs as they are."""
+    text = os.fspath(path).removeprefix("file://").removeprefix("local://")
+    return text if is_url(text) else os.path.abspath(os.path.expanduser(text))
 
 
 # -- a pack onto the data that it is made from
@@ -574,8 +570,11 @@ def refuse_own_source(dataset: Any, dst: str | os.PathLike[Any]) -> None:
     Raises:
         ConfigError: `dst` is one of them, by whatever name, or lies in one of the folders.
     """
-    target = _real(dst)
-    is_new = not is_url(target) and not os.path.exists(target)
+    target = absolute(dst).rstrip("/")
+    is_new = False
+    if not is_url(target):
+        target = os.path.realpath(target)
+        is_new = not os.path.exists(target)
     for source, is_data in _sources_of(dataset):
         if is_new and not is_data:  # only a folder of data can be touched
             continue
@@ -587,27 +586,22 @@ def refuse_own_source(dataset: Any, dst: str | os.PathLike[Any]) -> None:
             )
 
 
-def _real(path: str | os.PathLike[Any]) -> str:
-    """A path without links, or a URL."""
-    local = local_path(path)
-    return os.fspath(path).rstrip("/") if local is None else os.path.realpath(local)
-
-
 def _is_own(source: str, is_data: bool, target: str) -> bool:
     """True if a pack to `target` would replace `source`, or lie inside it if that is a folder of
     data.
     """
-    path = local_path(source)
-    if path is not None:
-        if not os.path.exists(path):  # it may be any text
+    source = absolute(source)
+    if not is_url(source):
+        if not os.path.exists(source):  # it may be any text
             return False
-        if os.path.exists(target) and path.samefile(target):
+        if os.path.exists(target) and os.path.samefile(source, target):
             return True
-    real = _real(source)
-    folder, name = os.path.split(real)
+        source = os.path.realpath(source)
+    source = source.rstrip("/")
+    folder, name = os.path.split(source)
     if folder == target and (name in (PLAN, MANIFEST) or OF_PART.fullmatch(name)):
         return True
-    return is_data and f"{target}/".startswith(f"{real}/")
+    return is_data and f"{target}/".startswith(f"{source}/")
 
 
 def _sources_of(dataset: Any) -> Iterator[tuple[str, bool]]:

@@ -30,7 +30,7 @@ from headrace.formats.resolve import manifests
 from headrace.formats.resolve.manifests import MANIFEST, OF_PART, PLAN, checked_text
 from headrace.io.checksums import NOTHING, FileSums, SumsAhead, replaced, sum_file
 from headrace.io.paths import check_regular, is_url, redact
-from headrace.packing.destination import Destination, destination_of
+from headrace.packing.destination import Destination, absolute, destination_of
 from headrace.packing.plan import PackOptions, PackPlan, groups_of, stream
 
 _LISTED = 1000  # samples that were left out
@@ -404,9 +404,9 @@ def verify(
         FormatError: it is not a packed file, is truncated, or has damage outside of its samples.
     """
     threads = PackOptions(workers=workers).threads
-    if is_url(path) or os.path.isdir(os.path.expanduser(os.fspath(path))):
+    file = absolute(path)
+    if is_url(file) or os.path.isdir(file):
         return _verify_parts(destination_of(path, storage_options), threads, progress)
-    file = os.path.abspath(os.path.expanduser(os.fspath(path)))
     if os.path.exists(file):
         check_regular(file)
     offset, seal = seal_of(file)
