@@ -167,10 +167,9 @@ def test_numbered_files_of_tfds(tmp_path: Path, memory: Any) -> None:
 def test_an_index_beside_that_lies(tmp_path: Path, memory: Any) -> None:
     data = (write(tmp_path / "data") / "a.tfrecord").read_bytes()
     memory.pipe_file("/lies/a.tfrecord", data)
-    whole = [0, len(data)]
     lies: list[tuple[list[int], bytes, int]] = [([], b"{}", 0), ([9, 3], b"{}", 0)]
-    lies += [(whole, names, 0) for names in (b"[1]", b'{"id": "pkl"}', b"[" * 100_000)]
-    for number, (edges, names, steps) in enumerate([*lies, (whole, b"{}", 2)]):
+    lies += [([0, len(data)], names, 0) for names in (b"[1]", b'{"id": "pkl"}', b"[" * 100_000)]
+    for number, (edges, names, steps) in enumerate([*lies, ([0, len(data)], b"{}", 2)]):
         arrays = [np.array(edges, np.int64), np.frombuffer(names, np.uint8), np.arange(steps)]
         index = array_bytes(arrays, INDEX.about(len(data)), INDEX.types)
         memory.pipe_file("/lies/a.tfrecord.index", index)

@@ -332,18 +332,17 @@ class EpisodeDataset(BaseDataset):
         ):
             return super().make_value_source()
         bands = source.bands()
-        nbytes = int(source.windows.lengths.sum()) * source.step_bytes
         load = partial(_load_bands, source, bands)
-        return HeldSteps(self.hold(Records(source), len(bands), load, nbytes), source, bands)
+        held = self.hold(Records(source), len(bands), load, source.steps_nbytes)
+        return HeldSteps(held, source, bands)
 
     def held_nbytes(self) -> int | None:
-        source = self.sample_source
         if "decode" in self._overridden:
             return None
         per_sample = self._decoder.sample_nbytes()
         if per_sample is None:
-            return int(source.sizes().sum())
-        return per_sample * len(source)
+            return self.sample_source.held_nbytes
+        return per_sample * len(self.sample_source)
 
 
 class HeldSteps(ValueSource):

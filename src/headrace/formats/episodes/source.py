@@ -514,7 +514,7 @@ class EpisodeSource(ReadersSource):
     def cut_nbytes(self) -> int:
         if self.windows.options.window is None or self._tallest > 1:
             return 0
-        return int(self.windows.lengths.sum()) * self.step_bytes
+        return self.steps_nbytes
 
     def blocks_of(self, nbytes: int) -> IntArray | None:
         """Numbers of windows that begin in the same chunk of an episode, or in the same `nbytes`.
@@ -557,12 +557,17 @@ class EpisodeSource(ReadersSource):
         """Bytes of a step of all keys."""
         return sum(key.row_bytes for key in self.keys)
 
-    def sizes(self) -> IntArray:
-        """Bytes of the arrays of each sample ([n] int64)."""
+    @property
+    def steps_nbytes(self) -> int:
+        """Bytes of all steps of all keys."""
+        return int(self.windows.lengths.sum()) * self.step_bytes
+
+    @property
+    def held_nbytes(self) -> int:
+        """Bytes of the arrays of all samples."""
         if self.windows.options.window is None:
-            return self.windows.lengths * self.step_bytes
-        nbytes = sum(key.row_bytes * (key.window or 0) for key in self.keys)
-        return np.full(len(self), nbytes, np.int64)
+            return self.steps_nbytes
+        return len(self) * sum(key.row_bytes * (key.window or 0) for key in self.keys)
 
     def describe(self) -> Description:
         way = "ranges" if self.is_remote else "pread"

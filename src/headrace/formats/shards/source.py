@@ -1,5 +1,4 @@
-"""Reads shards of other libraries, which begin with the offsets of their samples, with random
-access.
+"""Reads shards of other libraries that begin with the offsets of their samples, with random access.
 
 A shard begins with its number of samples, the first byte of each, and the end of the last (uint32).
 A sample is the sizes of its values of varying size (uint32), and then all values, in the order of

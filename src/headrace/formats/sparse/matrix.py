@@ -1,5 +1,5 @@
-"""Opens CSR matrices, which are checked before a row is read, and the tables beside them; joins
-the columns of several files by name, and chooses among them.
+"""Opens and checks CSR matrices and the tables beside them; joins the columns of several files by
+name, and selects some.
 
 A CSR matrix is a group of three arrays: `data` and `indices` hold the values of all rows and their
 columns, and row i has those from ``indptr[i]`` to ``indptr[i + 1] - 1``. AnnData marks the group by
@@ -326,8 +326,8 @@ def joined_column(columns: list[Column], name: str) -> Column:
 
 
 class RowTable(Mapping[str, AnyArray]):
-    """The columns of `obs`, by name: [rows] numbers or str objects, of categories their codes. Each
-    is read when it is asked for.
+    """The columns of `obs` by name: [rows] numbers, str objects, or codes of categories. Each is read
+    on access.
 
     Args:
         names: of the columns.
@@ -370,10 +370,10 @@ def _read_labels(
 
 
 class _File(NamedTuple):
-    """What is found in one file.
+    """A file with a matrix.
 
     Attributes:
-        names: of its columns; None: it names none.
+        names: of its columns; None: they have no names.
         of_rows: names of the columns of `obs`.
     """
 
@@ -409,8 +409,8 @@ def open_rows(
         direct: False: arrays are read by h5py and zarr-python alone.
 
     Returns:
-        The source of the rows; the names of their columns (None: the files name none); the columns
-        of `obs` that were asked for, by name, of all rows; and all columns of `obs`.
+        The source of the rows; the names of their columns (None: they have none); the target
+        columns of `obs` by name, for all rows; and all columns of `obs`.
 
     Raises:
         DataNotFoundError, AccessError, RemoteError: a file is missing, or can't be read.

@@ -1,4 +1,4 @@
-"""Rows of CSR matrices as records, read where they lie, and what is done to many at once."""
+"""Rows of CSR matrices as records, read in place, and operations on many rows at once."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class CSRRows(NamedTuple):
 
     @classmethod
     def joined(cls, records: Sequence[Record]) -> CSRRows:
-        """Rows that are there one by one; one at least."""
+        """Joins single rows, at least one."""
         sizes = np.fromiter((len(values) for _, values in records), np.int64, len(records))
         return cls.of(
             sizes,
