@@ -326,8 +326,8 @@ def joined_column(columns: list[Column], name: str) -> Column:
 
 
 class RowTable(Mapping[str, AnyArray]):
-    """The columns of `obs` by name: [rows] numbers, str objects, or codes of categories. Each is read
-    on access.
+    """The columns of `obs` by name: [rows] numbers, str objects, or codes of categories. Each is
+    read on access.
 
     Args:
         names: of the columns.
