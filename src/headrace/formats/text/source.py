@@ -265,18 +265,15 @@ class LinesSource(RecordsSource):
         begins a block.
         """
         if nbytes not in self._blocks:
-            counts = -(-self._nbytes // nbytes)
-            numbers = np.repeat(np.arange(len(counts)), counts)
-            # of each block in its file
-            inside = np.arange(len(numbers)) - np.repeat(np.cumsum(counts) - counts, counts)
-            wanted = self._bases[numbers] + inside * nbytes
-            low = first_from(
-                wanted,
-                self._first[numbers + 1],
+            places = [np.arange(text.head, text.end, nbytes) for text in self.texts]
+            files = np.repeat(np.arange(len(places)), list(map(len, places)))
+            firsts = first_from(
+                np.concatenate(places),
+                self._first[files + 1],
                 lambda lines: self.bounds(lines)[0],
-                self._first[numbers],
+                self._first[files],
             )
-            edges = distinct(np.concatenate([low, [0, len(self)]]))
+            edges = distinct(np.concatenate([firsts, [0, len(self)]]))
             self._blocks[nbytes] = np.diff(edges)
         return self._blocks[nbytes]
 
