@@ -55,9 +55,9 @@ class SamplerPlan:
         self._seeder = SampleSeeder(self._source)
         # by epoch and position; where the epoch began, and of batches that are on their way
         self._states: dict[tuple[int, int], dict[str, Any] | None] = {}
-        # the sampler's state at the end of an epoch, with which the next one begins; and whether it
-        # was loaded, so that the sampler does not have it yet
-        self._end: Any = None
+        # with what the next epoch begins: the sampler's state at the end of one; and whether it was
+        # loaded, so that the sampler does not have it yet
+        self._end: dict[str, Any] | None = None
         self._is_end_loaded = False
 
     @property
@@ -70,7 +70,8 @@ class SamplerPlan:
         source = self._source
         saved = self._states.get((epoch, start))
         loads = saved is not None or self._is_end_loaded
-        saved = saved or self._begin_state(start)
+        if saved is None and not start:
+            saved = self._end
         self._states = {(epoch, start): saved}
         if saved is not None and not start and loads:  # of an epoch before: `set_epoch` comes later
             source.load_state_dict(copy.deepcopy(saved["state"]))
@@ -124,13 +125,8 @@ class SamplerPlan:
         if last is not None:
             last["ended"] = True
             if not last["of_iterator"]:  # asked once more, since it may count epochs
-                self._end = last["state"] = copy.deepcopy(source.state_dict())
-
-    def _begin_state(self, position: int) -> dict[str, Any] | None:
-        """The state of the sampler at the beginning of an epoch, if one has ended before."""
-        if position or self._end is None:
-            return None
-        return {"of_iterator": False, "samples": 0, "state": self._end}
+                last["state"] = copy.deepcopy(source.state_dict())
+                self._end = {"of_iterator": False, "samples": 0, "state": last["state"]}
 
     def _next(self, rest: Iterator[Any]) -> list[int] | None:
         """The indices of the next batch; None at the end."""
@@ -153,9 +149,8 @@ class SamplerPlan:
 
     def state_at(self, epoch: int, position: int) -> Any:
         """Returns the sampler's state at a position, to be saved. None: it has none."""
-        if (epoch, position) in self._states:
-            return copy.deepcopy(self._states[epoch, position])
-        return copy.deepcopy(self._begin_state(position))
+        begins = None if position else self._end
+        return copy.deepcopy(self._states.get((epoch, position), begins))
 
     def load_state(self, epoch: int, position: int, state: Any) -> None:
         """Loads a state that was saved at a position."""
@@ -173,7 +168,10 @@ class SamplerPlan:
             self._check_loads(self._source)
         self._states = {(epoch, position): copy.deepcopy(state)}
         self._is_end_loaded = is_at_end and not state["of_iterator"]
-        self._end = copy.deepcopy(state["state"]) if self._is_end_loaded else None
+        self._end = None
+        if self._is_end_loaded:
+            begin = {"of_iterator": False, "samples": 0, "state": state["state"]}
+            self._end = copy.deepcopy(begin)
 
     def _check_loads(self, part: Any) -> None:
         if not is_stateful(part):
