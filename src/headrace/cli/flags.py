@@ -67,14 +67,14 @@ def count(text: str) -> int:
     """Parses a number of threads, processes or samples."""
     if text.isascii() and text.isdigit() and int(text):
         return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is no such number: write 1 or more")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number: use 1 or more")
 
 
 def seconds(text: str) -> float:
     """Parses a number of seconds."""
     if re.fullmatch(r"\d{1,6}(\.\d*)?|\.\d+", text) and float(text) > 0:
         return float(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds: write one above 0")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds: use one above 0")
 
 
 def add_options(
@@ -118,7 +118,7 @@ def imported(option: str, text: str) -> Any:
     match = _NAME.fullmatch(text)
     if match is None:
         raise ConfigError(
-            f"{option} {text}: write MODULE:NAME or FILE.py:NAME, such as train.py:step"
+            f"{option} {text}: use MODULE:NAME or FILE.py:NAME, such as train.py:step"
         )
     folder = os.getcwd()
     module = match["module"]
@@ -189,7 +189,7 @@ def _extents(text: str) -> int | tuple[int, ...]:
     try:
         extents = tuple(map(int, text.split(",")))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no shape: write 64, or 32,64,64") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a shape: use 64, or 32,64,64") from None
     if len(extents) == 1:
         return extents[0]
     return extents

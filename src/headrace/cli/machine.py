@@ -33,7 +33,7 @@ _PACKAGES = (
 def _age(text: str) -> int:
     match = re.fullmatch(r"(\d{1,6})([smhdw])", text)
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no age: write 12h, 30d or 8w")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an age: use 12h, 30d or 8w")
     return int(match[1]) * _UNITS[match[2]]
 
 

@@ -148,7 +148,7 @@ def _executor(address: str | None) -> Iterator[Executor | None]:
 def _size(text: str) -> tuple[int, int]:
     parts = text.lower().split("x")
     if len(parts) > 2 or not all(p.isascii() and p.isdigit() and int(p) > 0 for p in parts):
-        raise argparse.ArgumentTypeError(f"{text!r} is no size: write 224, or HxW such as 192x256")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size: use 224, or HxW such as 192x256")
     return int(parts[0]), int(parts[-1])
 
 
