@@ -83,18 +83,18 @@ def block_length(nbytes: int) -> int:
 
 @dataclass(slots=True)
 class Column:
-    """An array or a column, how it is read, and what its part of one random sample costs.
+    """An array or a column, how it is read, and the cost of one random sample.
 
     Attributes:
-        name: of it; "rows" and the like where it has none.
-        read_by: by which path, and why.
-        sample: dtype and shape of the part, or what else is known of it.
-        total, stored: bytes of all of it, decoded and as stored; 0: not known.
-        nbytes: of the part, decoded, on average; 0: not known.
-        chunks: that are decoded as a whole for it, on average; 0: none.
-        chunk: extents of one.
-        decoded: bytes of these.
-        read: stored bytes that are read, about; 0: not known.
+        name: its name; "rows" and the like where it has none.
+        read_by: how it is read, and why.
+        sample: dtype and shape of a sample's part of it, or a few words on it.
+        total, stored: bytes of all of it, decoded and as stored; 0: unknown.
+        nbytes: decoded bytes of a sample's part, on average; 0: unknown.
+        chunks: number of chunks that are decoded for a sample, on average; 0: none.
+        chunk: extents of a chunk.
+        decoded: bytes of these chunks.
+        read: approximate stored bytes that are read for a sample; 0: unknown.
     """
 
     name: str
@@ -111,17 +111,17 @@ class Column:
 
 @dataclass(slots=True)
 class Description:
-    """What opened data say of themselves.
+    """Describes opened data.
 
     Attributes:
-        columns: of which a sample has a part each.
-        facts: what else there is to know, by a name.
-        files: how many there are.
-        stored: bytes of them, about; 0: not known.
+        columns: the columns that make up a sample.
+        facts: other facts, by name.
+        files: number of files.
+        stored: approximate bytes of all files; 0: unknown.
         samples, fingerprint: of the dataset.
-        opens_as: the call that opens it.
-        held: bytes of all samples in memory; None: not known without reading them.
-        classes: samples of each class; None: there are no classes.
+        opens_as: the call that opens the dataset.
+        held: bytes of all samples in memory; None: unknown without reading them.
+        classes: number of samples of each class; None: there are no classes.
     """
 
     columns: list[Column] = field(default_factory=list)
@@ -136,7 +136,7 @@ class Description:
 
     @property
     def ways(self) -> dict[str, str]:
-        """By which path each column is read, and why; and the other facts."""
+        """How each column is read, and why; and the other facts."""
         return {column.name: column.read_by for column in self.columns} | self.facts
 
 
@@ -221,9 +221,7 @@ class Source(ABC):
         return Counter()
 
     def describe(self) -> Description:
-        """Describes by which path records are read, and what a random one costs, without reading
-        any.
-        """
+        """Describes how records are read, and the cost of a random one, without reading any."""
         return Description()
 
     def close(self) -> None:

@@ -275,7 +275,7 @@ class TreeSource(ArraysSource):
         path: of the file or store, or its URL.
         name: array in it, or several of equal length; None: the only one there is.
         opened: what is open and decoded, shared with other sources.
-        targets: the name of an array of which `column` will be asked for.
+        targets: the name of the array of targets, which `column` will read.
 
     Attributes:
         info: what the pack says about itself; None: it is none.

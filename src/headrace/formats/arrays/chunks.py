@@ -147,7 +147,7 @@ class Chunks(ABC):
     Args:
         grid: shape and chunk shape.
         dtype: as stored, in its own byte order.
-        how: by what path they are read, in words.
+        how: how they are read, for people.
         fill: the value of what was never written.
 
     Attributes:

@@ -35,8 +35,8 @@ class Codec(NamedTuple):
 
     Attributes:
         name: for people.
-        decode: data -> the bytes that they become, of which there must be so many (None: their
-            number is not known).
+        decode: called with data and the number of bytes that they must decode to (None: unknown);
+            returns these bytes.
         adds: bytes by which encoding lengthens what it is given; None for a compressor, where that
             depends.
     """

@@ -406,7 +406,7 @@ def _follow(
     Args:
         dataset, path: where this step of the way is.
         way: the steps before.
-        seen: steps that need not be gone again.
+        seen: steps that have been followed.
         behind: where files are noted.
     """
     here = (path if is_remote else os.path.realpath(path), str(dataset.name))

@@ -121,7 +121,7 @@ class RemoteFile(HeldBytes):
         self.hold(first, piece)
 
     def hold(self, start: int, data: memoryview | None) -> None:
-        """Holds the pages of a piece, which begins with one, for a while."""
+        """Caches the pages of a piece, which begins at a page."""
         piece = data or memoryview(b"")
         for at in range(0, len(piece), PAGE):
             self._fetched[(start + at) // PAGE] = piece[at : at + PAGE]

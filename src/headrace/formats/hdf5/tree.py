@@ -403,7 +403,7 @@ def _array_in(said: dict[str, Any]) -> Any:
 
 
 def _make_index(files: RemoteFiles, url: str) -> Arrays:
-    """Of all datasets of a file, whichever will be asked for."""
+    """Makes the index of a file, which covers all of its datasets."""
     files.learn([url])
     opened = OpenHDF5(files)
     tree = RemoteTree(url, opened)

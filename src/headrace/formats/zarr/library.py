@@ -51,7 +51,7 @@ _CODECS: dict[str, Codec] = {
 
 
 class UnknownLayout(Exception):
-    """Says why an array can't be read directly."""
+    """The reason why an array can't be read directly."""
 
 
 def layout_of(metadata: dict[str, Any]) -> Layout:
