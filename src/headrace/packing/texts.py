@@ -14,6 +14,7 @@ import numpy as np
 
 from headrace.core.views import fingerprint_of_view
 from headrace.datasets.text.decoders import CHAT
+from headrace.datasets.text.passes import read_targets
 from headrace.datasets.text.text import TextDataset
 from headrace.dtypes import AnyArray, IntArray
 from headrace.errors import ConfigError, SampleError
@@ -138,9 +139,11 @@ class TextContents(Contents):
             if targets is not None:
                 targets = targets[self._chosen]
         else:
-            targets = self.dataset.targets
-            if targets is None:
-                targets = self.dataset.record_targets()
+            dataset = self.dataset
+            targets = dataset.targets
+            if dataset._tokenized.splits_targets:  # they are of several types
+                numbers = dataset.whole_indices(np.arange(len(dataset)))
+                targets = read_targets(dataset._tokenized, dataset.sample_reader, numbers)
         return None if targets is None else as_column(targets)
 
     def _about(self, targets: Any) -> dict[str, Any]:

@@ -35,13 +35,7 @@ from headrace.datasets.text.decoders import (
     has_template,
     holds_chat,
 )
-from headrace.datasets.text.passes import (
-    class_numbers,
-    read_targets,
-    targets_of,
-    tokens_of,
-    way_fingerprint,
-)
+from headrace.datasets.text.passes import class_numbers, targets_of, tokens_of, way_fingerprint
 from headrace.errors import ConfigError, FormatError
 from headrace.formats.files import check_splits, folder_targets
 from headrace.formats.hdf5 import HDF5
@@ -364,13 +358,6 @@ class TextDataset(BaseDataset):
             BudgetError: the tokens can't be cached on disk, and don't fit the memory budget.
         """
         return tokens_of(self._tokenized, self.sample_reader.another(), end_token, self.budget)
-
-    def record_targets(self) -> list[Any] | None:
-        """The target of each record, if targets are of several types; else None."""
-        texts = self._decoder
-        if not isinstance(texts, Texts) or not texts.splits_targets:
-            return None
-        return read_targets(texts, self.sample_reader, self.whole_indices(np.arange(len(self))))
 
 
 # -- texts

@@ -302,31 +302,31 @@ def _field_quotes(
 
 
 def _piece(start: int, buffer: bytes | bytearray, size: int) -> Piece:
-    data = np.frombuffer(buffer, np.uint8, size)
-    return Piece(start, data, _behind_feeds(data), buffer.find(CR, 0, size) >= 0)
+    """The first `size` bytes of a buffer, which begin at `start` in their file.
 
-
-def _behind_feeds(data: npt.NDArray[np.uint8]) -> IntArray:
-    """The places right behind LFs: first the groups of sixteen bytes that have one are searched,
-    since `flatnonzero` is slow where few of very many are true.
+    To find LFs, first the groups of sixteen bytes that have one are searched, since `flatnonzero`
+    is slow where few of very many are true.
     """
+    data = np.frombuffer(buffer, np.uint8, size)
     is_feed = data == LF
-    groups = np.zeros(-(-data.size // 16), "<u2")  # a bit for each byte
-    groups.view(np.uint8)[: -(-data.size // 8)] = np.packbits(is_feed, bitorder="little")
+    groups = np.zeros(-(-size // 16), "<u2")  # a bit for each byte
+    groups.view(np.uint8)[: -(-size // 8)] = np.packbits(is_feed, bitorder="little")
     found = np.flatnonzero(groups != 0)
     if 2 * found.size > groups.size:
-        return np.flatnonzero(is_feed) + 1
-    bits = groups[found]
-    places = [np.empty(0, np.int64)]
-    while found.size:
-        others = bits & (bits - np.uint16(1))
-        lowest = (bits ^ others).astype(np.float64)
-        # the exponent of a float that is a power of two tells which bit that is
-        places.append(16 * found + (lowest.view(np.int64) >> 52) - 1022)
-        left = np.flatnonzero(others)
-        found = found[left]
-        bits = others[left]
-    return np.sort(np.concatenate(places), kind="stable")
+        feeds = np.flatnonzero(is_feed) + 1
+    else:
+        bits = groups[found]
+        places = [np.empty(0, np.int64)]
+        while found.size:
+            others = bits & (bits - np.uint16(1))
+            lowest = (bits ^ others).astype(np.float64)
+            # the exponent of a float that is a power of two tells which bit that is
+            places.append(16 * found + (lowest.view(np.int64) >> 52) - 1022)
+            left = np.flatnonzero(others)
+            found = found[left]
+            bits = others[left]
+        feeds = np.sort(np.concatenate(places), kind="stable")
+    return Piece(start, data, feeds, buffer.find(CR, 0, size) >= 0)
 
 
 # -- the pass over all texts
