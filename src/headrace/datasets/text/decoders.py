@@ -94,25 +94,21 @@ class TextOptions:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, str) and value):
                 raise ConfigError(f"{name} must be a string, and not empty, not {value!r}")
-        self._check_parts()
-        self._check_unit()
+        self._check_together()
 
-    def _check_parts(self) -> None:
+    def _check_together(self) -> None:
+        """Raises a ConfigError for options that exclude, or need, each other."""
         if self.packing and self.stride is not None:
             raise ConfigError("packing and stride can't be given together: leave one out")
-        if not self.is_in_parts:
-            if self.end_token is not None:
-                raise ConfigError("end_token needs stride or packing: leave it out without these")
-            return
-        if self.max_length is None:
+        if not self.is_in_parts and self.end_token is not None:
+            raise ConfigError("end_token needs stride or packing: leave it out without these")
+        if self.is_in_parts and self.max_length is None:
             raise ConfigError("stride and packing need max_length=, such as max_length=1024")
-        if self.stride is not None and self.stride > self.max_length:
+        if self.stride and self.max_length and self.stride > self.max_length:
             raise ConfigError(
                 f"stride={self.stride} is larger than max_length={self.max_length}, so tokens "
                 "between windows would be lost: use a smaller stride"
             )
-
-    def _check_unit(self) -> None:
         if self.unit == CHAT:
             self.check_chats()
         elif self.chat_template is not None:
