@@ -79,10 +79,7 @@ class Loader(DataLoader[B]):
     dataset: Any
 
     def __init__(
-        self,
-        dataset: Indexable,
-        config: DataLoaderConfig | None = None,
-        **overrides: Any,
+        self, dataset: Indexable, config: DataLoaderConfig | None = None, **overrides: Any
     ) -> None:
         check_options(type(self).__name__, config, overrides)
         self.given = config = (config or DataLoaderConfig()).with_(**overrides)
@@ -96,11 +93,7 @@ class Loader(DataLoader[B]):
         if is_accelerator(config.device):
             self._pixels = pixels_of(dataset, self._collating)
         self._memory = LoaderMemory(
-            dataset,
-            config.max_memory_usage,
-            self._collating,
-            world.local_world_size,
-            self._pixels,
+            dataset, config.max_memory_usage, self._collating, world.local_world_size, self._pixels
         )
         self.config = config = self._memory.fit(config, self._reasons)
         draws_again = config.replacement and (config.weights is not None or config.balanced)

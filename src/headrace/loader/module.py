@@ -237,9 +237,7 @@ def get_epoch_length(loader: Any, length: int | None = None) -> int:
 
 @checks_keywords
 def get_train_dataloader_steps(
-    loader: Any,
-    length: int | None = None,
-    accumulate: int = 1,
+    loader: Any, length: int | None = None, accumulate: int = 1
 ) -> tuple[int, int, int]:
     """Returns global batch size, optimizer steps per epoch and accumulation.
 

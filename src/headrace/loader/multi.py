@@ -257,10 +257,7 @@ class MultiDataLoader:
     # -- set-up
 
     def _made(
-        self,
-        given: Mapping[str, Any],
-        config: DataLoaderConfig | None,
-        options: dict[str, Any],
+        self, given: Mapping[str, Any], config: DataLoaderConfig | None, options: dict[str, Any]
     ) -> dict[str, Loader]:
         """The loaders, with new ones for datasets and paths."""
         arguments = parameters_of(MultiDataLoader.__init__)
