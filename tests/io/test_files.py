@@ -25,7 +25,6 @@ from headrace.io import index as index_module
 from headrace.io.files import Files
 from headrace.io.index import IndexKind, index_of
 from headrace.io.local_files import LocalFiles
-from headrace.io.paths import with_index
 from headrace.io.ranges import WHOLE, ByteRanges
 from headrace.io.remote.options import RemoteOptions
 from headrace.io.remote_files import RemoteFiles
@@ -238,12 +237,6 @@ def test_where_no_index_can_be_kept(
     texts = [str(one.message) for one in said]
     assert any("headrace.write_index" in text for text in texts)
     assert any("indexes are not kept (" in text for text in texts)
-
-
-def test_the_name_of_an_index() -> None:
-    assert with_index("s3://b/a.h5") == "s3://b/a.h5.index"
-    assert with_index("https://h/a.tar?key=1") == "https://h/a.tar.index?key=1"
-    assert with_index("simplecache::s3://b/a") == "simplecache::s3://b/a.index"
 
 
 # -- whole files

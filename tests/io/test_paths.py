@@ -8,7 +8,7 @@ import pytest
 
 from headrace import ConfigError, HeadraceWarning
 from headrace.io import paths
-from headrace.io.paths import cache_folder
+from headrace.io.paths import cache_folder, with_index
 
 
 @pytest.mark.parametrize("home", ["/", "a/relative/one", "/etc/passwd/none"])
@@ -34,3 +34,9 @@ def test_a_home_that_is_none(tmp_path: Path, home: str, monkeypatch: pytest.Monk
 def test_a_home_of_nobody_in_cache_dir() -> None:
     with pytest.raises(ConfigError, match="not a known home folder"):
         cache_folder("~nobody-at-all/cache")
+
+
+def test_the_name_of_an_index() -> None:
+    assert with_index("s3://b/a.h5") == "s3://b/a.h5.index"
+    assert with_index("https://h/a.tar?key=1") == "https://h/a.tar.index?key=1"
+    assert with_index("simplecache::s3://b/a") == "simplecache::s3://b/a.index"
