@@ -377,6 +377,8 @@ class Scan:
         the number of the first line of each file and the count of all, the headers as JSON, and the
         carries.
         """
+        self.counts.clear()  # of a table that could not be written
+        self.headers.clear()
         carries = split_places(self._all_places(), take)
         first = np.cumsum([0, *self.counts], dtype=np.int64)
         headers = np.frombuffer(json.dumps(self.headers).encode(), np.uint8)
