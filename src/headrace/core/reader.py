@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -46,8 +47,9 @@ class WorkerThreads:
     cached. Forks, copies and pickles start without threads.
     """
 
-    def __init__(self) -> None:
-        self._started = PerProcess(_started)
+    @functools.cached_property
+    def _started(self) -> PerProcess[tuple[int, int, ThreadPoolExecutor | None]]:
+        return PerProcess(_started)
 
     def map(
         self, function: Callable[[int], Any], count: int, copied: int | None = None
