@@ -13,7 +13,7 @@ import headrace
 
 PACKAGE = Path(headrace.__file__).parent
 # in this order
-GROUND = ["dtypes", "sorting", "errors", "synonyms", "arguments", "display", "casting"]
+GROUND = ["dtypes", "errors", "synonyms", "arguments", "display", "casting"]
 BELOW = {
     "tokenizer": "",
     "memory": "",
@@ -52,7 +52,7 @@ INSIDE = {
     """,
     "core": "decoder reader values held ahead options views dataset batcher",
     "datasets/image": """
-        augment labels coco tables decoder masks boxes packs columns image
+        augment labels decoder masks coco tables packs columns image
     """,
     "datasets/text": "decoders chats passes text",
     "packing": "destination plan parts contents stored texts hdf5 run",
@@ -158,7 +158,7 @@ def test_each_new_tensor_names_its_device() -> None:
 
 
 def test_whole_numbers_are_sorted_and_never_hashed() -> None:
-    """`np.unique` of numbers alone takes fifty times as long as `headrace.sorting.distinct`; with
+    """`np.unique` of numbers alone takes fifty times as long as `headrace.dtypes.distinct`; with
     an index, an inverse, counts or an axis it sorts.
     """
     for path in PACKAGE.rglob("*.py"):

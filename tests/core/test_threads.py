@@ -22,8 +22,8 @@ from tests.core.test_filling import Arrays
 def threads() -> Iterator[WorkerThreads]:
     made = WorkerThreads()
     yield made
-    if pool := made._started.get()[2]:
-        pool.shutdown()
+    if made._pool is not None:
+        made._pool.shutdown()
 
 
 def several(monkeypatch: pytest.MonkeyPatch, number: int = 3) -> None:

@@ -16,14 +16,13 @@ from headrace.arguments import check_integer
 from headrace.core.decoder import Decoder
 from headrace.core.values import Access, Use, ValueSource, as_rows, read_many, used
 from headrace.display import progress_bar
-from headrace.dtypes import AnyArray, ArraySpec, IntArray
+from headrace.dtypes import AnyArray, ArraySpec, IntArray, distinct
 from headrace.errors import BudgetError, SampleError, WriteError
 from headrace.formats.source import Source, is_prefetched
 from headrace.memory.budget import MemoryBudget, Reservation, format_size, parse_size
 from headrace.memory.limits import PERIOD, PressureWatch, usable_cpus
 from headrace.memory.machine import open_machine_store
 from headrace.memory.store import MISSING, TABLE, HeldRows, RowLayout, SampleStore
-from headrace.sorting import distinct
 
 OVERHEAD = 512
 """Overhead in bytes of a cached sample: the store's header, pickle, padding and table, rounded

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import functools
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,6 @@ from headrace.errors import (
 from headrace.formats.source import Source, is_prefetched, map_in
 from headrace.io.library_errors import is_of_machine
 from headrace.memory.limits import usable_cpus
-from headrace.memory.processes import PerProcess
 from headrace.order import detect_world
 
 OnError = Literal["raise", "skip"] | Callable[[int, str, Exception], Any]
@@ -47,9 +46,23 @@ class WorkerThreads:
     cached. Forks, copies and pickles start without threads.
     """
 
-    @functools.cached_property
-    def _started(self) -> PerProcess[tuple[int, int, ThreadPoolExecutor | None]]:
-        return PerProcess(_started)
+    _process = 0  # that these are for: threads don't survive a fork
+    _decoding = 0  # threads
+    _copying = 0
+    _pool: ThreadPoolExecutor | None = None
+
+    def _look(self) -> None:
+        self._pool = None
+        info = get_worker_info()
+        if info is None:
+            self._decoding = 1
+            self._copying = min(_MOST, torch.get_num_threads())
+        else:
+            ranks = detect_world().local_world_size
+            self._decoding = self._copying = threads_of(info.num_workers, usable_cpus(), ranks)
+        if self._copying > 1:
+            self._pool = ThreadPoolExecutor(self._copying, "headrace-samples")
+        self._process = os.getpid()
 
     def map(
         self, function: Callable[[int], Any], count: int, copied: int | None = None
@@ -64,27 +77,17 @@ class WorkerThreads:
                 which wait for each other after every step of a conversion: measured, they gain 10 %
                 where these gain 40.
         """
-        threads, copying, pool = self._started.get()
+        if self._process != os.getpid():
+            self._look()
+        threads = self._decoding
         if copied is not None:
-            threads = min(copying, copied // _WORTH)
-        if threads < 2 or count < 2 or pool is None:
+            threads = min(self._copying, copied // _WORTH)
+        if threads < 2 or count < 2 or self._pool is None:
             return [function(number) for number in range(count)]
-        return map_in(pool, threads, function, count)
+        return map_in(self._pool, threads, function, count)
 
-
-def _started() -> tuple[int, int, ThreadPoolExecutor | None]:
-    """How many threads of this process decode and copy, and the threads."""
-    info = get_worker_info()
-    if info is None:
-        decoding = 1
-        copying = min(_MOST, torch.get_num_threads())
-    else:
-        ranks = detect_world().local_world_size
-        decoding = copying = threads_of(info.num_workers, usable_cpus(), ranks)
-    pool = None
-    if copying > 1:
-        pool = ThreadPoolExecutor(copying, "headrace-samples")
-    return decoding, copying, pool
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WorkerThreads, ()
 
 
 class NotTogetherError(Exception):

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dtypes import AnyArray, IntArray
+from headrace.dtypes import AnyArray, IntArray, distinct
 from headrace.errors import ConfigError, FormatError
 from headrace.formats.arrays.packed import DATA, TARGETS, PackedInfo, fingerprint_of_files
 from headrace.formats.hdf5.rows import HDF5Source
@@ -33,7 +33,6 @@ from headrace.io.local_files import LocalFiles, changed
 from headrace.io.paths import in_one_line, redact
 from headrace.io.ranges import GAP, ByteRanges
 from headrace.memory.anonymous import SharedArray
-from headrace.sorting import distinct
 
 KIND = "text"
 STORE = "tokens"

@@ -13,11 +13,10 @@ import numpy as np
 import numpy.typing as npt
 from isal import isal_zlib
 
-from headrace.dtypes import IntArray
+from headrace.dtypes import IntArray, distinct
 from headrace.errors import FileChangedError
 from headrace.io.ordered import in_order
 from headrace.memory.processes import read_full
-from headrace.sorting import distinct
 
 _PIECE = 512 << 10  # bytes that are summed up while they are in the processor's cache
 _SEGMENT = 32 << 20  # bytes that a thread sums up

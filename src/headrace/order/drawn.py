@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from headrace.dtypes import IntArray
+from headrace.dtypes import IntArray, distinct
 from headrace.errors import ConfigError
 from headrace.order.epoch import DEFAULT_GLOBAL_BATCH, Order, digest_of
 from headrace.order.permutation import (
@@ -18,7 +18,6 @@ from headrace.order.permutation import (
     permute,
     permute_within,
 )
-from headrace.sorting import distinct
 
 FloatArray = NDArray[np.float64]
 

@@ -16,11 +16,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from headrace.arguments import check_choice, check_integer, checks_keywords
-from headrace.dtypes import IntArray
+from headrace.dtypes import IntArray, distinct
 from headrace.errors import ConfigError
 from headrace.order.lanes import AlignedLanes, BlockSequence, Lanes
 from headrace.order.permutation import KEY_COUNT, derive_keys, permute
-from headrace.sorting import distinct
 
 Shuffle: TypeAlias = bool | Literal["block"]
 

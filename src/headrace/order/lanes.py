@@ -28,9 +28,8 @@ import math
 
 import numpy as np
 
-from headrace.dtypes import IntArray
+from headrace.dtypes import IntArray, distinct
 from headrace.order.permutation import KEY_COUNT, derive_keys, mix, permute, permute_within
-from headrace.sorting import distinct
 
 OPEN_BYTES = 2 << 30
 """Limit of the decoded bytes of the blocks in use, over all lanes."""

@@ -20,7 +20,7 @@ from numpy.lib.format import descr_to_dtype, dtype_to_descr
 
 from headrace.arguments import check_choice, check_integer
 from headrace.display import Lines, progress_bar
-from headrace.dtypes import AnyArray, IntArray
+from headrace.dtypes import AnyArray, IntArray, distinct
 from headrace.errors import ConfigError, SampleError
 from headrace.formats.arrays.codecs import COMPRESSIONS
 from headrace.formats.arrays.packed import OFFSETS, PackedInfo
@@ -33,7 +33,6 @@ from headrace.memory.budget import format_size, parse_size
 from headrace.memory.limits import usable_cpus
 from headrace.memory.processes import check_may_start, read_full, write_full
 from headrace.packing.destination import PartFile
-from headrace.sorting import distinct
 
 T = TypeVar("T")
 LARGEST_SIDE = 65_500  # pixels: what libjpeg can write

@@ -27,7 +27,7 @@ from headrace import (
     SampleError,
 )
 from headrace.datasets.image.augment import Drawn
-from headrace.datasets.image.boxes import place_boxes
+from headrace.datasets.image.coco import place_boxes
 from headrace.datasets.resizing import Box
 from headrace.testing.contract import same
 from tests.data.labelled import coco_of, make_coco

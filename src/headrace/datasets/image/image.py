@@ -81,7 +81,7 @@ def open_images(
             labels = labels_of(wanted, files.listing, reach)
             if not labels.are_objects:
                 return Opened(files, labels)
-            from headrace.datasets.image.boxes import BoxDecoder
+            from headrace.datasets.image.coco import BoxDecoder
 
             return Opened(files, labels, BoxDecoder)
         from headrace.datasets.image.masks import open_pairs
@@ -205,7 +205,7 @@ class ImageDataset(BaseDataset):
               numbers (`headrace.datasets.image.masks`), resized to the nearest pixel;
             * "instances.json", annotations in COCO format. A target is a dict of `boxes` (float32
               [N, 4]: left, top, right, bottom in pixels of the input), `labels`, `area`, `iscrowd`
-              and `image_id` (`headrace.datasets.image.boxes`);
+              and `image_id` (`headrace.datasets.image.coco`);
             * "labels.csv", .tsv, .json, .jsonl, .parquet, or a DataFrame: labels by file name;
             * a mapping from relative path or file name to target, or a callable that takes the
               path;

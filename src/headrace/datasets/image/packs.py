@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.core.views import ColumnTargets
-from headrace.datasets.image.boxes import BoxDecoder
-from headrace.datasets.image.coco import CocoTargets, import_pycocotools
+from headrace.datasets.image.coco import BoxDecoder, CocoTargets, import_pycocotools
 from headrace.datasets.image.decoder import Opened
 from headrace.datasets.image.labels import BY_FOLDERS, Labels, Wanted
 from headrace.datasets.image.masks import MaskDecoder

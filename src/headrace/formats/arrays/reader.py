@@ -24,7 +24,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from headrace.dtypes import AnyArray, IntArray
+from headrace.dtypes import AnyArray, IntArray, distinct
 from headrace.formats.arrays.chunks import Chunks, DirectChunks, Grid
 from headrace.formats.source import Column, Locatable, Map, Rows, row_at
 from headrace.io.files import Files
@@ -32,7 +32,6 @@ from headrace.io.handles import WorkerFiles
 from headrace.io.local_files import bytes_of
 from headrace.io.ranges import ByteRanges
 from headrace.memory.lru import LRUCache, held_bytes
-from headrace.sorting import distinct
 
 T = TypeVar("T")
 Use = Callable[[int, Any], None]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from headrace.dtypes import AnyArray, IntArray
+from headrace.dtypes import AnyArray, IntArray, distinct
 from headrace.errors import AccessError, FormatError, MissingNameError
 from headrace.formats.arrays.chunks import Chunks, Grid
 from headrace.formats.arrays.reader import Block, OpenArrays, visit
@@ -30,7 +30,6 @@ from headrace.io.index import Headers
 from headrace.io.paths import in_folder_of, listed_names, redact
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote.options import RemoteOptions
-from headrace.sorting import distinct
 
 STEPS = "steps/"
 _FEATURES = "features.json"

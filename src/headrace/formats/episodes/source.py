@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dtypes import AnyArray, ArraySpec, IntArray
+from headrace.dtypes import AnyArray, ArraySpec, IntArray, distinct
 from headrace.errors import FormatError
 from headrace.formats.arrays.reader import ArrayReader, OpenArrays
 from headrace.formats.arrays.rows import ReadersSource, layout_fingerprint
@@ -34,7 +34,6 @@ from headrace.io.local_files import bytes_of
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
 from headrace.memory.anonymous import SharedArray
-from headrace.sorting import distinct
 
 # bytes of a band at least, and at most if it consists of whole chunks
 _BAND = 64 << 10

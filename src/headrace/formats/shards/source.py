@@ -23,7 +23,7 @@ import numpy as np
 import PIL.Image
 import zstandard
 
-from headrace.dtypes import ArraySpec, IntArray
+from headrace.dtypes import ArraySpec, IntArray, distinct
 from headrace.errors import DataNotFoundError, FormatError
 from headrace.formats.arrays.chunks import Chunks
 from headrace.formats.arrays.codecs import GUNZIP, ZSTD, Codec, Pipeline
@@ -44,7 +44,6 @@ from headrace.io.files import Files
 from headrace.io.paths import above, in_folder_of, named_part, redact
 from headrace.io.ranges import ByteRanges
 from headrace.io.remote_files import RemoteFiles
-from headrace.sorting import distinct
 
 Decoder = Callable[[memoryview], Any]
 """Makes a value from its bytes. Must be picklable."""

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dtypes import AnyArray, IntArray
+from headrace.dtypes import AnyArray, IntArray, distinct
 from headrace.errors import FormatError
 from headrace.formats.table.columns import Column, inner_types, opened, pyarrow, what_is, zeros
 from headrace.formats.table.files import CONTINUED, MAGIC, TAIL, TableFile
@@ -30,7 +30,6 @@ from headrace.io.index import IndexKind, index_of
 from headrace.io.library_errors import asking
 from headrace.io.ranges import ByteRanges
 from headrace.memory.anonymous import SharedArray
-from headrace.sorting import distinct
 
 # bytes that are read at once to look for messages
 _LOCAL = 4 << 10

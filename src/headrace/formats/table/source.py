@@ -24,7 +24,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from headrace.dtypes import AnyArray, ArraySpec, IntArray
+from headrace.dtypes import AnyArray, ArraySpec, IntArray, distinct
 from headrace.errors import FormatError
 from headrace.formats import source
 from headrace.formats.arrays.chunks import Chunks
@@ -47,7 +47,6 @@ from headrace.io.local_files import LocalFiles
 from headrace.io.paths import redact
 from headrace.io.ranges import ByteRanges
 from headrace.memory.anonymous import SharedArray
-from headrace.sorting import distinct
 
 _WIDE = 8 << 10  # bytes of a row that are worth a copy by itself
 _NULL = "null"

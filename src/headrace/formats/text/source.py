@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.dtypes import IntArray
+from headrace.dtypes import IntArray, distinct
 from headrace.errors import FormatError
 from headrace.formats.files import FilesSource, fingerprint_names
 from headrace.formats.resolve.file_set import TEXTS, FileSet
@@ -41,7 +41,6 @@ from headrace.io.local_files import LocalFiles, version_of
 from headrace.io.paths import cache_folder, redact, without_query
 from headrace.io.remote.options import RemoteOptions
 from headrace.memory.budget import MemoryBudget
-from headrace.sorting import distinct
 
 KEPT_FROM = 64 << 20
 """Bytes of text from which on its table is kept without a `cache_dir` too, in the user's cache
