@@ -21,7 +21,7 @@ from headrace.errors import (
     RemoteError,
     SampleError,
 )
-from headrace.formats.source import Source, is_prefetched, map_in
+from headrace.formats.source import Source, is_prefetched
 from headrace.io.library_errors import is_of_machine
 from headrace.memory.limits import usable_cpus
 from headrace.order import detect_world
@@ -60,15 +60,15 @@ class WorkerThreads:
         else:
             ranks = detect_world().local_world_size
             self._decoding = self._copying = threads_of(info.num_workers, usable_cpus(), ranks)
-        if self._copying > 1:
-            self._pool = ThreadPoolExecutor(self._copying, "headrace-samples")
+        if self._copying > 1:  # beside the one that calls
+            self._pool = ThreadPoolExecutor(self._copying - 1, "headrace-samples")
         self._process = os.getpid()
 
     def map(
         self, function: Callable[[int], Any], count: int, copied: int | None = None
     ) -> list[Any]:
-        """Calls a function with 0 to count - 1, and returns the results. When all calls are done,
-        raises the error of the first that failed.
+        """Calls a function with 0 to count - 1, in this thread too, and returns the results. Raises
+        the error of the first that failed, when no call is going on any more.
 
         Args:
             function: a callable.
@@ -84,7 +84,29 @@ class WorkerThreads:
             threads = min(self._copying, copied // _WORTH)
         if threads < 2 or count < 2 or self._pool is None:
             return [function(number) for number in range(count)]
-        return map_in(self._pool, threads, function, count)
+        results: list[Any] = [None] * count
+        errors: dict[int, BaseException] = {}
+        numbers = iter(range(count))  # from which each thread takes the next one
+
+        def work() -> None:
+            for number in numbers:
+                try:
+                    results[number] = function(number)
+                except BaseException as error:
+                    errors[number] = error
+                if errors:  # of a number that was taken earlier it may still come
+                    return
+
+        others = [self._pool.submit(work) for _ in range(min(threads, count) - 1)]
+        try:
+            work()
+        finally:
+            for other in others:
+                if not other.cancel():
+                    other.exception()
+        if errors:
+            raise errors.pop(min(errors))
+        return results
 
     def __reduce__(self) -> tuple[Any, ...]:
         return WorkerThreads, ()
