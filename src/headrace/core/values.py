@@ -59,8 +59,8 @@ class Coming(NamedTuple):
 class ValueSource(ABC):
     """Numbered values over a `parent`.
 
-    `announce`, `find` and `close` go on to the parent. `rows`, `row_spec`, `read_into` and
-    `is_direct` don't: without them each value is read by `each`.
+    `announce`, `find` and `close` go on to the parent. `row_spec`, `read_into` and `is_direct`
+    don't: without them each value is read by `each`. `rows` is asked of `Held` alone.
     """
 
     is_direct = False
