@@ -18,6 +18,7 @@ headrace. Worker processes are started once, by fork where the dataset is fork-s
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import os
 import pickle
@@ -92,6 +93,17 @@ def _bits(value: Any) -> Any:
         return about, b""
     flat = value.detach().contiguous().reshape(-1).cpu()
     return about, flat.view(torch.uint8).numpy().tobytes()
+
+
+def spoiled(value: Any) -> Any:
+    """A copy of a value, which is then overwritten, as by a transform that works in place."""
+    kept = copy.deepcopy(value)
+    for item in value.values() if isinstance(value, dict) else [value]:
+        if isinstance(item, torch.Tensor):
+            item.zero_()
+        elif isinstance(item, np.ndarray) and item.flags.writeable:
+            item.fill(0)
+    return kept
 
 
 @contextlib.contextmanager
@@ -173,14 +185,23 @@ class DatasetContract:
         with self.make(loading_mode=mode, progress=False) as dataset:
             expected = [dataset[index] for index in indices]
             read: list[Any] = []
-            with pickle.loads(pickle.dumps(dataset)) as copy:
+            with pickle.loads(pickle.dumps(dataset)) as pickled:
                 reader = threading.Thread(
-                    target=lambda: read.extend(copy.__getitems__(indices)), name="contract"
+                    target=lambda: read.extend(pickled.__getitems__(indices)), name="contract"
                 )
                 reader.start()
                 reader.join()
             assert same(read, expected)
             assert same(dataset.__getitems__(indices), expected)
+
+    @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "streaming"])
+    def test_law_1_a_transform_may_work_in_place(self, mode: str) -> None:
+        indices = [7, 2, 2, 7]
+        with self.make(transform=copy.deepcopy, progress=False) as dataset:
+            expected = dataset.__getitems__(indices)
+        with self.make(transform=spoiled, loading_mode=mode, progress=False) as dataset:
+            for _ in range(2):
+                assert same(dataset.__getitems__(indices), expected)
 
     def test_law_8_a_plain_dataloader_gives_each_sample_once(self) -> None:
         for mode, workers in (("lazy", 0), ("streaming", 2)):
