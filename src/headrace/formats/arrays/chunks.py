@@ -127,7 +127,7 @@ class ChunkTable(ChunkIndex):
             known = self._numbers.array
             places = np.searchsorted(known, numbers)
             places[known[places] != numbers] = -1
-        columns: IntArray = self._table.array[:, places]
+        columns: IntArray = self._table.array.take(places, axis=1)  # each contiguous
         return columns
 
     def ranges(self, numbers: IntArray) -> ByteRanges:
